@@ -1,0 +1,24 @@
+"""The executor: where the model runs, in this process or in worker processes."""
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from pagelet.engine.kv.spec import KVLayout
+from pagelet.engine.step import RunnerOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """Runs steps in the order given. One interface for the real runner, for worker processes and
+    for the simulated runner."""
+
+    layout: KVLayout
+    num_blocks: int
+    """Blocks that fit, the null block (id 0) included."""
+
+    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+        """Queues a step; several may be in flight. The future fails if a worker died."""
+        ...
+
+    def close(self) -> None:
+        """Stops the workers; no process is left behind."""
+        ...

@@ -1,0 +1,74 @@
+"""A model's architecture as plain data, read from a checkpoint without importing torch.
+
+The API process, the scheduler and the workers all read it: for limits and special tokens, for the
+KV cache's layout, and to build the layers.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one kind of layer; `scaling` is the checkpoint's dict, or None."""
+
+    theta: float = 10000.0
+    scaling: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig:
+    """A sparse mixture of experts in place of the dense MLP."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    """Whether the chosen experts' weights are rescaled to sum to 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that keep a dense MLP."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only transformer."""
+
+    architecture: str
+    """As Hugging Face names it, such as `LlamaForCausalLM`; GGUF's names are mapped to it."""
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    local_rope: RopeConfig | None = None
+    """Of sliding-window layers, where it differs (Gemma 3)."""
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    hidden_act: Literal["silu", "gelu_tanh"] = "silu"
+    sliding_window: int | None = None
+    sliding_layers: frozenset[int] = frozenset()
+    """Layers that attend to the last `sliding_window` tokens only."""
+    attention_scale: float | None = None
+    """Factor of the scores; None means head_dim ** -0.5."""
+    attention_logit_softcap: float | None = None
+    final_logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    norm_plus_one: bool = False
+    """RMSNorm multiplies by 1 + weight (Gemma)."""
+    moe: MoEConfig | None = None
+    checkpoint_dtype: str = "bfloat16"
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    generation_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Sampling defaults of generation_config.json: temperature, top_p, top_k, ..."""
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer attends to, itself included; None for all."""
+        return self.sliding_window if layer in self.sliding_layers else None

@@ -1,0 +1,68 @@
+"""What crosses between scheduler and runner: the plan of one step, and what came of it.
+
+Everything that a step must know travels in `SchedulerOutput`; a runner keeps one state row a
+request and needs no other message. Both are msgpack-encodable, since workers may be processes.
+"""
+
+import msgspec
+
+from pagelet.protocol.engine import TokenLogprobs
+from pagelet.protocol.sampling import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, array_like=True):
+    """A request that the runner does not hold: new, or resumed after a preemption."""
+
+    request_id: int
+    token_ids: list[int]
+    """All known tokens: the prompt, then what was generated before a preemption."""
+    num_prompt_tokens: int
+    params: SamplingParams
+    eos_token_ids: list[int]
+    block_ids: list[list[int]]
+    """Block table of each KV group."""
+
+
+class ScheduledRequest(msgspec.Struct, array_like=True):
+    """One request's share of a step: its tokens [num_computed, num_computed + num_tokens).
+
+    Token ids beyond those the runner was given are the ones that it sampled itself in earlier
+    steps, perhaps not yet known to the scheduler (asynchronous scheduling)."""
+
+    request_id: int
+    num_computed_tokens: int
+    num_tokens: int
+    samples: bool
+    """Whether the last of these tokens is the last known one, so that the next is sampled."""
+    new_block_ids: list[list[int]] | None = None
+    """Blocks appended to the table of each KV group in this step."""
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True):
+    """One step's plan."""
+
+    step: int
+    new_requests: list[NewRequestData]
+    scheduled: list[ScheduledRequest]
+    """Requests of this step, in batch order; a request of `new_requests` is here too."""
+    dropped_request_ids: list[int]
+    """State rows to free before anything else: finished, aborted or preempted requests."""
+    num_tokens: int
+
+
+class SampledToken(msgspec.Struct, array_like=True):
+    """What the runner brings back for one scheduled request."""
+
+    request_id: int
+    token_ids: list[int]
+    """The sampled tokens; empty in the middle of a prefill."""
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Logprobs of the prompt tokens that follow the computed ones (position p predicts p + 1)."""
+
+
+class RunnerOutput(msgspec.Struct, array_like=True):
+    """One step's results, in the order of `SchedulerOutput.scheduled`."""
+
+    step: int
+    sampled: list[SampledToken]

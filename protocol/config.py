@@ -1,0 +1,99 @@
+"""The engine's configuration: one typed object, the same for CLI flags, YAML and the operator.
+
+`msgspec.convert` and `msgspec.to_builtins` read and write it; unknown fields are refused.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which model, and how it is loaded."""
+
+    source: str
+    """`hf://org/name[@revision]`, a folder, a `.gguf` file, or `package://name`."""
+    tokenizer: str | None = None
+    """Where the tokenizer comes from, if not from the model; same forms as `source`."""
+    chat_template: str | None = None
+    """A file with a Jinja chat template, in place of the model's own."""
+    served_model_names: list[str] = []
+    """Names that requests may use; the first is the one in answers. Default: from the source."""
+    dtype: DType = "auto"
+    """Of weights and activations. auto: the checkpoint's, but bfloat16 only where the processor
+    has instructions for it and float32 elsewhere on CPU."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt and answer together, in tokens. Default: what the model was made for."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """dummy: random weights, for speed tests of an architecture without its checkpoint."""
+
+
+class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The paged KV cache."""
+
+    block_size: Literal[8, 16, 32, 64, 128] = 16
+    """Tokens a block."""
+    kv_cache_memory_bytes: PositiveInt | None = None
+    """Size of the KV cache; default: `memory_utilization` of what is really free."""
+    memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Share of the device's memory (or of the cgroup's limit) for weights, activations and KV
+    together. Default 0.9 on a GPU; on CPU 0.4, as the machine is shared."""
+    num_blocks: PositiveInt | None = None
+    """Exact number of blocks, for tests."""
+    enable_prefix_caching: bool = True
+
+
+class SchedulerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Continuous batching."""
+
+    max_num_seqs: PositiveInt = 256
+    """Most requests in one step."""
+    max_num_batched_tokens: PositiveInt = 2048
+    """Token budget of one step; longer prompts are prefilled in chunks."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = True
+    """Schedule the next step while the last one runs."""
+
+
+class ParallelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How many processes serve the model."""
+
+    tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+
+
+class SimulatedRunnerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The simulated runner's time model: a step of `n` tokens over a context of `c` tokens (summed
+    over its requests) takes `step_seconds + n * token_seconds + c * context_token_seconds`."""
+
+    step_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    context_token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    num_blocks: PositiveInt = 16384
+
+
+class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """KV events over ZMQ in vLLM's format; off unless `endpoint` is given."""
+
+    endpoint: str | None = None
+    """PUB socket, such as `tcp://*:5557`; data-parallel rank i adds i to the port."""
+    replay_endpoint: str | None = None
+    """ROUTER socket that replays missed batches, such as `tcp://*:5558`."""
+    topic: str = ""
+    """Default: `kv@<host>@<model>`."""
+
+
+class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Everything that an engine needs to know before it starts."""
+
+    model: ModelOptions
+    cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
+    parallel: ParallelOptions = msgspec.field(default_factory=ParallelOptions)
+    kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
+    runner: Literal["model", "simulated"] = "model"
+    simulated: SimulatedRunnerOptions = msgspec.field(default_factory=SimulatedRunnerOptions)
+    device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,0 +1,116 @@
+"""Messages between the API process and an engine core: msgpack over a unix stream socket.
+
+Every frame is a 4-byte little-endian length and one msgpack value of the union `ToCore` or
+`FromCore`. Times are `time.monotonic()` seconds, which on Linux all processes of a machine share.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pagelet.protocol.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class EngineCoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="add"):
+    """One sequence to generate (`n` is already 1 here)."""
+
+    request_id: int
+    """Unique on its connection; small integers keep the step's message short."""
+    external_id: str
+    """The id that the client and the logs know."""
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_ids: list[int] = []
+    arrival_time: float = 0.0
+    priority: int = 0
+    """Smaller runs first under the priority policy."""
+    cache_salt: str | None = None
+    """Prefix blocks are shared only among requests with the same salt."""
+
+
+class AbortRequests(msgspec.Struct, tag="abort"):
+    """Stop these requests; unknown ids are ignored."""
+
+    request_ids: list[int]
+
+
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
+    """Forget all cached blocks that no request uses."""
+
+
+ToCore = EngineCoreRequest | AbortRequests | ResetPrefixCache
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Logprobs at one position: the chosen token first, then the most likely ones in order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the chosen token among all, 1 is the most likely."""
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What one step brought for one request."""
+
+    request_id: int
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token id, if one of `stop_token_ids` ended the request."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One a new token, if asked for."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One a prompt token (None for the first), whole with the first output, if asked for."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; given with the first output."""
+    scheduled_time: float = 0.0
+    """When the request first left the waiting queue; given with the first output."""
+    error: str | None = None
+    """Why, if `finish_reason` is "error"."""
+
+
+class SchedulerStats(msgspec.Struct, array_like=True):
+    """The scheduler's state after a step, and what was counted since the last message."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_deferred: int = 0
+    """Of those waiting: not for want of capacity but for something else to be ready."""
+    kv_cache_usage: float = 0.0
+    """Used share of the KV blocks, 0 to 1."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up in the prefix cache, since the last message."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found, since the last message."""
+    num_preemptions: int = 0
+    """Since the last message."""
+    num_scheduled_tokens: int = 0
+    """Tokens of the step."""
+    step: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):
+    """All outputs of a step (or only stats, sent when idle about once a second)."""
+
+    timestamp: float
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats
+
+
+class EngineCoreReady(msgspec.Struct, array_like=True, tag="ready"):
+    """First frame on every connection, once the model is loaded and the KV cache is made."""
+
+    pid: int
+    engine_index: int
+    num_kv_blocks: int
+    block_size: int
+    max_model_len: int
+    kv_cache_bytes: int
+    effective_config: dict[str, object]
+    """The engine's configuration with every default filled in."""
+
+
+FromCore = EngineCoreOutputs | EngineCoreReady
