@@ -1,0 +1,70 @@
+"""What a caller of the engine gets: deltas of one answer, and the errors that a caller can cause."""
+
+import dataclasses
+
+from pagelet.protocol.engine import FinishReason
+
+
+@dataclasses.dataclass(slots=True)
+class Logprob:
+    """One candidate at a position. `token` is its text alone and `token_bytes` the exact bytes,
+    which for a part of a UTF-8 character differ."""
+
+    token_id: int
+    token: str
+    token_bytes: bytes
+    logprob: float
+    rank: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class PositionLogprobs:
+    """The token at a position and the most likely candidates there."""
+
+    chosen: Logprob
+    top: list[Logprob]
+
+
+@dataclasses.dataclass(slots=True)
+class RequestOutput:
+    """News of one answer since the last such object. Joined `text`s are the answer's text."""
+
+    index: int
+    """Which of the `n` answers."""
+    text: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    """So far, those of this delta included."""
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: str | None = None
+
+    def merge(self, later: "RequestOutput") -> None:
+        """Takes in the delta that follows, when the reader is slower than the engine."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.num_generated_tokens = later.num_generated_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.error = later.error
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+
+
+class InvalidRequest(ValueError):
+    """The request cannot be served as it is: HTTP 400. The message says what to change."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineDead(RuntimeError):
+    """The engine died or is not there: HTTP 503; a retry may succeed once it is back."""
