@@ -1,0 +1,40 @@
+# `make` lists the targets. Each of them installs what it needs first, which is quick when it is there.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+
+.PHONY: help install demo test lint format bench requirements clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: ## Make .venv with Pagelet and all that it needs (PYTHON=... chooses the interpreter)
+	@scripts/install.sh
+
+demo: install ## Serve SmolLM2-135M and talk to it; ONCE=1 stops after two answers
+	@$(BIN)/python scripts/demo.py $(if $(filter-out 0,$(ONCE)),--once)
+
+test: install ## Run all tests; ARGS="tests/engine -k scheduler" to run some
+	@$(BIN)/pytest $(ARGS)
+
+lint: install ## ruff, mypy --strict, and the rules on which room may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests scripts
+	$(BIN)/lint-imports
+
+format: install ## Let ruff format the code
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+bench: install ## Measure the host's own cost with the simulated runner, and the start-up
+	@$(BIN)/pagelet bench host $(ARGS)
+
+requirements: install ## Pin the dependencies of pyproject.toml again
+	@scripts/compile_requirements.sh
+
+clean: ## Remove .venv and everything else that was made here
+	@rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache bench/results
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
