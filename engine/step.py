@@ -59,6 +59,8 @@ class SampledToken(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Logprobs of the prompt tokens that follow the computed ones (position p predicts p + 1)."""
+    error: str | None = None
+    """Why this request cannot go on, such as logits that are not numbers; others do."""
 
 
 class RunnerOutput(msgspec.Struct, array_like=True):

@@ -1,0 +1,107 @@
+"""A request as the scheduler sees it."""
+
+import enum
+
+from pagelet.engine.kv.block_pool import KVBlock
+from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block
+from pagelet.protocol.engine import EngineCoreRequest, TokenLogprobs
+
+
+class Status(enum.Enum):
+    """Where a request is."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    """Waiting again; its blocks are gone and its tokens will be recomputed."""
+
+
+class Request:
+    """Tokens known so far, and how far the KV cache has come.
+
+    `num_computed_tokens` counts what steps already scheduled will have computed; a step's result
+    raises `num_confirmed_tokens` to it. With asynchronous scheduling up to `num_inflight` steps lie
+    between the two, and `num_pending_tokens` of their sampled tokens are not known yet.
+    """
+
+    __slots__ = (
+        "_extras",
+        "block_hashes",
+        "blocks",
+        "client",
+        "eos_token_ids",
+        "external_id",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_confirmed_tokens",
+        "num_inflight",
+        "num_pending_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "order",
+        "params",
+        "priority",
+        "prompt_logprobs",
+        "request_id",
+        "scheduled_time",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, core: EngineCoreRequest, max_model_len: int, order: int, client: int = 0
+    ) -> None:
+        self.request_id = core.request_id
+        self.external_id = core.external_id
+        self.client = client
+        self.params = core.params
+        self.token_ids = core.prompt_token_ids
+        self.num_prompt_tokens = len(core.prompt_token_ids)
+        limit = max_model_len if core.params.max_tokens is None else core.params.max_tokens
+        self.max_total_tokens = min(self.num_prompt_tokens + limit, max_model_len)
+        self.eos_token_ids = frozenset(() if core.params.ignore_eos else core.eos_token_ids)
+        self.stop_token_ids = frozenset(core.params.stop_token_ids)
+        self.priority = core.priority
+        self.order = order
+        self.status = Status.WAITING
+        self.num_computed_tokens = 0
+        self.num_confirmed_tokens = 0
+        self.num_inflight = 0
+        self.num_pending_tokens = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.scheduled_time = 0.0
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            None if core.params.prompt_logprobs is None else [None]
+        )
+        self.blocks: list[list[KVBlock]] = []
+        self.num_published_blocks = 0
+        self.block_hashes: list[bytes] = []
+        self._extras = extra_keys_bytes(
+            () if core.cache_salt is None else (("salt", core.cache_salt),)
+        )
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Tokens whose KV can be computed: the known ones, and sampled ones on their way."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def update_hashes(self, block_size: int) -> None:
+        """Extends `block_hashes` to all full blocks of the known tokens."""
+        hashes = self.block_hashes
+        for start in range(
+            len(hashes) * block_size, len(self.token_ids) - block_size + 1, block_size
+        ):
+            tokens = self.token_ids[start : start + block_size]
+            if hashes:
+                hashes.append(hash_block(hashes[-1], tokens))
+            else:
+                hashes.append(hash_block(ROOT, tokens, self._extras))

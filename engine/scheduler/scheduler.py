@@ -1,0 +1,323 @@
+"""The scheduler: which tokens of which requests the next step computes.
+
+There is no prefill or decode phase (the idea is vLLM V1's). Each request's `num_computed_tokens`
+chases the number of its tokens under one token budget a step: running requests first, then waiting
+ones. Chunked prefill, prefix hits and preemption by recompute all follow from that.
+
+With asynchronous scheduling `schedule` is called again before `update` brings the last step's
+tokens: a sampled token that is still on its way counts as known, since the runner has it.
+"""
+
+import time
+from collections.abc import Iterable
+
+from pagelet.engine.kv.manager import KVCacheManager
+from pagelet.engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
+from pagelet.engine.scheduler.request import Request, Status
+from pagelet.engine.step import (
+    NewRequestData,
+    RunnerOutput,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from pagelet.protocol.config import SchedulerOptions
+from pagelet.protocol.engine import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    SchedulerStats,
+)
+
+
+class Scheduler:
+    """Owns all requests of one engine core."""
+
+    def __init__(self, options: SchedulerOptions, kv: KVCacheManager, max_model_len: int) -> None:
+        self.options = options
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self.requests: dict[int, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: WaitingQueue = FCFSQueue() if options.policy == "fcfs" else PriorityQueue()
+        self._by_priority = options.policy == "priority"
+        self._dropped: list[int] = []
+        self._arrivals = 0
+        self._step = 0
+        self._num_deferred = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        self._num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.requests)
+
+    def add(self, core: EngineCoreRequest, client: int = 0) -> EngineCoreOutput | None:
+        """Takes in a request; a request that cannot ever run is answered with its error at once."""
+        request = Request(core, self.max_model_len, self._arrivals, client)
+        self._arrivals += 1
+        needed = self.kv.blocks_needed(
+            request.max_total_tokens, self.options.max_num_batched_tokens
+        )
+        if needed > self.kv.pool.num_usable:
+            return EngineCoreOutput(
+                core.request_id,
+                [],
+                "error",
+                error=f"prompt and answer of up to {request.max_total_tokens} tokens need {needed} "
+                f"KV blocks but there are {self.kv.pool.num_usable}: lower max_tokens",
+            )
+        self.requests[core.request_id] = request
+        self.waiting.push(request)
+        return None
+
+    def abort(self, request_ids: Iterable[int]) -> list[Request]:
+        """Ends requests; blocks are free at once, and full ones stay cached. Unknown ids (perhaps
+        just finished) are ignored."""
+        aborted = [r for r in map(self.requests.get, request_ids) if r is not None]
+        for request in aborted:
+            if request.status is Status.RUNNING:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            self._forget(request)
+        return aborted
+
+    def _forget(self, request: Request) -> None:
+        self.kv.free(request)
+        del self.requests[request.request_id]
+        if request.status is Status.RUNNING:
+            self._dropped.append(request.request_id)
+
+    # Planning
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plans a step; None if there is nothing to compute (until a step in flight ends)."""
+        new: list[NewRequestData] = []
+        scheduled: list[ScheduledRequest] = []
+        budget = self.options.max_num_batched_tokens
+        if self._by_priority:
+            self.running.sort(key=lambda request: (request.priority, request.order))
+        preemptions = self._num_preemptions
+        budget = self._schedule_running(scheduled, budget)
+        if self._num_preemptions == preemptions:
+            budget = self._schedule_waiting(scheduled, new, budget)
+        if not scheduled:
+            return None
+        self._step += 1
+        dropped, self._dropped = self._dropped, []
+        total = self.options.max_num_batched_tokens - budget
+        return SchedulerOutput(self._step, new, scheduled, dropped, total)
+
+    def _schedule_running(self, scheduled: list[ScheduledRequest], budget: int) -> int:
+        index, needs_blocks = 0, self.kv.needs_blocks
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            computed = request.num_computed_tokens
+            known = len(request.token_ids) + request.num_pending_tokens
+            if computed >= known or known >= request.max_total_tokens:
+                index += 1  # all is in flight, the last token that was asked for perhaps too
+                continue
+            tokens = min(known - computed, budget)
+            gained = None
+            if needs_blocks(request, tokens):
+                gained = self.kv.allocate(request, tokens)
+                while gained is None:
+                    victim = self.running.pop()
+                    self._preempt(victim)
+                    if victim is request:
+                        break
+                    gained = self.kv.allocate(request, tokens)
+                if gained is None:
+                    break
+            samples = computed + tokens == known
+            scheduled.append(
+                ScheduledRequest(request.request_id, computed, tokens, samples, gained)
+            )
+            request.num_computed_tokens = computed + tokens
+            request.num_inflight += 1
+            if samples:
+                request.num_pending_tokens += 1
+            budget -= tokens
+            index += 1
+        return budget
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a request's blocks away; it will recompute its tokens, most likely from the blocks
+        that it published."""
+        self.kv.free(request)
+        request.status = Status.PREEMPTED
+        request.num_computed_tokens = request.num_confirmed_tokens = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._dropped.append(request.request_id)
+        self.waiting.push_front(request)
+
+    def _schedule_waiting(
+        self, scheduled: list[ScheduledRequest], new: list[NewRequestData], budget: int
+    ) -> int:
+        deferred: list[Request] = []
+        while self.waiting and budget > 0 and len(self.running) < self.options.max_num_seqs:
+            request = self.waiting.peek()
+            if request.num_inflight:
+                # Preempted in mid-step: its last token is still to come. Others may go before it.
+                deferred.append(self.waiting.pop())
+                continue
+            hit = self.kv.find_hit(request)
+            known = len(request.token_ids)
+            tokens = min(known - hit.num_tokens, budget)
+            if not self._fits(request, known - hit.num_tokens):
+                break
+            # Every running request is about to want a block more; taking their last ones would
+            # only preempt this request, or them, soon after.
+            if self.kv.allocate(request, tokens, hit, spare=len(self.running)) is None:
+                break
+            self.waiting.pop()
+            self._admit(request, hit.num_tokens)
+            samples = hit.num_tokens + tokens == known
+            table = [[block.block_id for block in blocks] for blocks in request.blocks]
+            new.append(
+                NewRequestData(
+                    request.request_id,
+                    list(request.token_ids),
+                    request.num_prompt_tokens,
+                    request.params,
+                    sorted(request.eos_token_ids),
+                    table,
+                )
+            )
+            scheduled.append(ScheduledRequest(request.request_id, hit.num_tokens, tokens, samples))
+            request.num_computed_tokens = hit.num_tokens + tokens
+            request.num_inflight += 1
+            request.num_pending_tokens += samples
+            budget -= tokens
+        self._num_deferred = len(deferred)
+        for request in reversed(deferred):
+            self.waiting.push_front(request)
+        return budget
+
+    def _fits(self, request: Request, num_tokens: int) -> bool:
+        """Whether the free blocks hold the whole input, not just its first chunk, after what other
+        prefills have still to take: admitting on less is how preemption storms begin
+        (vllm-project/vllm#18115)."""
+        size = self.kv.block_size
+        owed = 0
+        for other in self.running:
+            if other.num_computed_tokens < len(other.token_ids) - 1:
+                held = len(other.blocks[0])
+                owed += max(0, -(-len(other.token_ids) // size) - held)
+        if not self.running:
+            return True  # alone it always fits: `add` has seen to that
+        return -(-num_tokens // size) + owed <= self.kv.pool.num_free
+
+    def _admit(self, request: Request, num_cached: int) -> None:
+        if request.status is Status.WAITING:
+            request.scheduled_time = time.monotonic()
+            request.num_cached_tokens = num_cached
+            if self.kv.enable_prefix_caching:
+                self._prefix_queries += request.num_prompt_tokens
+                self._prefix_hits += num_cached
+        request.num_confirmed_tokens = num_cached
+        request.status = Status.RUNNING
+        self.running.append(request)
+
+    # Results
+
+    def update(self, plan: SchedulerOutput, result: RunnerOutput) -> list[EngineCoreOutput]:
+        """Takes in a step's results: appends tokens, publishes blocks, ends requests."""
+        outputs: list[EngineCoreOutput] = []
+        finished = False
+        block_size, publish = self.kv.block_size, self.kv.publish
+        for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
+            request = self.requests.get(entry.request_id)
+            if request is None:
+                continue  # ended by an earlier step or aborted while this one ran
+            request.num_inflight -= 1
+            if entry.samples:
+                request.num_pending_tokens -= 1
+            if request.status is Status.RUNNING:
+                confirmed = entry.num_computed_tokens + entry.num_tokens
+                request.num_confirmed_tokens = confirmed
+            else:
+                confirmed = 0  # preempted meanwhile: its blocks are gone, its token still counts
+            if sampled.prompt_logprobs and request.prompt_logprobs is not None:
+                self._add_prompt_logprobs(request, entry, sampled)
+            if sampled.error is not None:
+                outputs.append(EngineCoreOutput(entry.request_id, [], "error", error=sampled.error))
+                self._finish(request)
+                finished = True
+                continue
+            if sampled.token_ids:
+                output = self._append(request, sampled)
+                outputs.append(output)
+                if confirmed // block_size > request.num_published_blocks:
+                    publish(request)
+                if output.finish_reason is not None:
+                    self._finish(request)
+                    finished = True
+            elif confirmed // block_size > request.num_published_blocks:
+                publish(request)
+        if finished:
+            self.running = [r for r in self.running if r.request_id in self.requests]
+        return outputs
+
+    def _finish(self, request: Request) -> None:
+        if request.status is Status.PREEMPTED:
+            self.waiting.remove(request)
+        self._forget(request)
+
+    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
+        accepted: list[int] = []
+        reason: FinishReason | None = None
+        stop_reason: int | None = None
+        for token in sampled.token_ids:
+            request.token_ids.append(token)
+            accepted.append(token)
+            if len(request.token_ids) - request.num_prompt_tokens >= request.params.min_tokens:
+                if token in request.eos_token_ids:
+                    reason = "stop"
+                elif token in request.stop_token_ids:
+                    reason, stop_reason = "stop", token
+            if reason is None and len(request.token_ids) >= request.max_total_tokens:
+                reason = "length"
+            if reason is not None:
+                break
+        output = EngineCoreOutput(
+            request.request_id, accepted, reason, stop_reason, sampled.logprobs
+        )
+        if request.num_generated_tokens == len(accepted):
+            output.num_cached_tokens = request.num_cached_tokens
+            output.scheduled_time = request.scheduled_time
+            output.prompt_logprobs = request.prompt_logprobs
+        return output
+
+    @staticmethod
+    def _add_prompt_logprobs(
+        request: Request, entry: ScheduledRequest, sampled: SampledToken
+    ) -> None:
+        """Collects those of new positions; after a preemption earlier ones come again."""
+        assert request.prompt_logprobs is not None
+        assert sampled.prompt_logprobs is not None
+        known = len(request.prompt_logprobs) - 1
+        request.prompt_logprobs += sampled.prompt_logprobs[
+            max(0, known - entry.num_computed_tokens) :
+        ]
+
+    # State
+
+    def take_stats(self) -> SchedulerStats:
+        """The present state, and counts since the last call."""
+        stats = SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_waiting_deferred=self._num_deferred,
+            kv_cache_usage=self.kv.pool.usage,
+            prefix_cache_queries=self._prefix_queries,
+            prefix_cache_hits=self._prefix_hits,
+            num_preemptions=self._num_preemptions,
+            step=self._step,
+        )
+        self._prefix_queries = self._prefix_hits = self._num_preemptions = 0
+        return stats
