@@ -1,0 +1,38 @@
+"""What the API server needs to know beside the engine's options: one typed object."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The server's side of `pagelet serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` or `::` for all."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    """TCP port; 0 takes a free one."""
+    api_keys: list[str] = []
+    """Keys that requests may present as `Authorization: Bearer KEY`. With no key and no file the
+    server asks for none."""
+    api_key_file: str | None = None
+    """A file with one key a line, `#` starts a comment; read again whenever it changes."""
+    max_queue: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    """Most requests in the server at once; more get 429 with Retry-After."""
+    rate_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Most requests a second for one API key (or for all, without keys); None is no limit."""
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 << 20
+    """Largest request body; larger ones get 413."""
+    cors_origins: list[str] = []
+    """Origins that browsers may call from; none by default."""
+    drain_timeout: NonNegativeFloat = 600.0
+    """Most seconds that running requests get to finish after SIGTERM."""
+    step_timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """An engine with work whose step counter stands still for this many seconds is hung."""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    """json: one object a line, for log collectors."""

@@ -1,0 +1,141 @@
+"""Child processes of a replica: how one is started, and how the two ends stay in touch.
+
+Parent and child share a socket pair. The parent sends its pid and the child's configuration; the
+child sends a report when it serves or when it cannot work. The end of the stream tells each side
+that the other one is gone, on top of the parent-death signal.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, TypeVar
+
+import msgspec
+
+from pagelet.engine.frames import FrameReader, recv_frame, send_frame
+from pagelet.engine.proc import kill_group, set_parent_death_signal
+
+EXIT_CONFIGURATION = 78
+"""Exit code of a child whose configuration cannot work (EX_CONFIG of sysexits.h): starting it
+again would not help."""
+
+T = TypeVar("T")
+
+
+class ChildReport(msgspec.Struct, array_like=True):
+    """What a child tells its parent."""
+
+    kind: Literal["serving", "failed"]
+    text: str = ""
+
+
+class ChildProcess(subprocess.Popen[bytes]):
+    """A Python module run as a process, in a process group of its own.
+
+    The group keeps the terminal's Ctrl-C away from it and lets its own children be killed with
+    it. Start it from a thread that lives as long as the child shall (see `pagelet.engine.proc`).
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], configuration: Any, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Starts `python ARGUMENTS --config-fd N`; `configuration` is msgpack-encodable."""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            super().__init__(
+                # -P: the folder that the user happens to be in must not shadow any import.
+                [sys.executable, "-P", *arguments, "--config-fd", str(fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd, *pass_fds],
+                process_group=0,
+            )
+        self._reader = FrameReader(msgspec.msgpack.Decoder(ChildReport))
+        self._serving = False
+        self._failure: str | None = None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: poll() tells
+            send_frame(self._socket, os.getpid())
+            send_frame(self._socket, configuration)
+        self._socket.setblocking(False)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the child reported that it serves."""
+        self._receive()
+        return self._serving
+
+    @property
+    def failure(self) -> str | None:
+        """The child's own words about why it cannot work, if it said so."""
+        self._receive()
+        return self._failure
+
+    def kill_group(self) -> None:
+        """Ends the child and its own children at once. Does not reap."""
+        if self.returncode is None:
+            kill_group(self.pid)
+
+    def close(self) -> None:
+        """Lets go of the child: it ends, if it has not yet."""
+        self._socket.close()
+
+    def _receive(self) -> None:
+        try:
+            while data := self._socket.recv(4096):
+                for report in self._reader.feed(data):
+                    if report.kind == "serving":
+                        self._serving = True
+                    else:
+                        self._failure = report.text
+        except OSError:
+            pass  # nothing more for now, or closed
+
+
+class ParentLink:
+    """The child's end: `accept` first of all, in the main thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @classmethod
+    def accept(cls, config_fd: int, type_: type[T]) -> tuple[T, "ParentLink"]:
+        """Reads the configuration, and ties this process's life to its parent's.
+
+        SIGUSR1 prints the stacks of all threads to stderr from here on. Raises `EOFError` if the
+        parent is gone already.
+        """
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        sock = socket.socket(fileno=config_fd)
+        set_parent_death_signal(recv_frame(sock, msgspec.msgpack.Decoder(int)))
+        configuration = recv_frame(sock, msgspec.msgpack.Decoder(type_))
+        threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
+        return configuration, cls(sock)
+
+    def report_serving(self) -> None:
+        """Tells the parent that this process does its work."""
+        send_frame(self._socket, ChildReport("serving"))
+
+    def fail(self, message: str) -> NoReturn:
+        """Tells the parent why this configuration cannot work, and exits.
+
+        The parent shows the message as the last thing that it says; nothing is restarted.
+        """
+        with contextlib.suppress(OSError):
+            send_frame(self._socket, ChildReport("failed", message))
+        sys.exit(EXIT_CONFIGURATION)
+
+
+def _end_with_parent(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while sock.recv(1):
+            pass
+    if os.getpgrp() == os.getpid():
+        kill_group(os.getpid())
+    os._exit(1)
