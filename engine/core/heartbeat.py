@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import time
+from typing import Any
 
 import msgspec
 
@@ -128,9 +129,7 @@ class HeartbeatReader:
             (after,) = _SEQUENCE.unpack_from(self._map)
             if before == after and before % 2 == 0:
                 if before > 0:
-                    pid, state, *numbers, length, stage = body
-                    text = stage[:length].decode(errors="ignore")
-                    self._last = Heartbeat(pid, CoreState(state), *numbers, stage=text)
+                    self._last = _decode(body)
                 break
             time.sleep(0)  # let the writer finish
         return self._last
@@ -138,6 +137,20 @@ class HeartbeatReader:
     def close(self) -> None:
         """Unmaps the file."""
         self._map.close()
+
+
+def _decode(body: tuple[Any, ...]) -> Heartbeat:
+    pid, state, step, last_loop, step_began, num_unfinished, kv_cache_tokens, length, stage = body
+    return Heartbeat(
+        pid=pid,
+        state=CoreState(state),
+        step=step,
+        last_loop=last_loop,
+        step_began=step_began,
+        num_unfinished=num_unfinished,
+        kv_cache_tokens=kv_cache_tokens,
+        stage=stage[:length].decode(errors="ignore"),
+    )
 
 
 def _open(path: str, *, writable: bool) -> mmap.mmap:
