@@ -1,0 +1,212 @@
+"""Chat completions: `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pagelet.protocol.openai.common import PromptLogprobs, Usage
+from pagelet.protocol.openai.fields import (
+    GenerationRequest,
+    Integer,
+    RequestBody,
+    ResponseBody,
+    invalid,
+    unsupported,
+)
+
+
+class TextPart(RequestBody):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(value: object) -> object:
+    """Content as a list of text parts; a part of any other kind is an error that names it."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if isinstance(value, list):
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise PydanticCustomError(
+                    "unsupported_content",
+                    "{message}",
+                    {"message": f"has a part of type {kind[:64]!r}; only 'text' is supported"},
+                )
+    return value
+
+
+Content = Annotated[list[TextPart], BeforeValidator(_parts)]
+
+
+class Message(RequestBody):
+    """One turn. Fields that clients copy from an answer into the history are known here."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: Annotated[Any, unsupported()] = None
+    annotations: Annotated[Any, unsupported([])] = None
+    audio: Annotated[Any, unsupported()] = None
+    function_call: Annotated[Any, unsupported()] = None
+    tool_calls: Annotated[Any, unsupported([])] = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError(
+                "invalid_value",
+                "{message}",
+                {"message": f"is a {self.role} message and needs content"},
+            )
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: text as one string, parts joined by line breaks, and
+        `developer` under its older name `system`, the one that templates know."""
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": "\n".join(part.text for part in self.content or [])}
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """`max_completion_tokens`, or its older name `max_tokens`, defaults to what is left of the
+    model's context."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    parallel_tool_calls: bool | None = None
+    tools: Annotated[Any, unsupported([])] = None
+    tool_choice: Annotated[Any, unsupported("none", "auto")] = None
+    functions: Annotated[Any, unsupported([])] = None
+    function_call: Annotated[Any, unsupported("none", "auto")] = None
+    modalities: Annotated[Any, unsupported(["text"])] = None
+    audio: Annotated[Any, unsupported()] = None
+    prediction: Annotated[Any, unsupported()] = None
+    web_search_options: Annotated[Any, unsupported()] = None
+    moderation: Annotated[Any, unsupported()] = None
+    prompt_cache_options: Annotated[Any, unsupported()] = None
+    prompt_cache_retention: Annotated[Any, unsupported("in_memory")] = None
+    verbosity: Annotated[Any, unsupported("medium")] = None
+    reasoning_effort: Annotated[
+        Any,
+        unsupported(remedy="pass what the model's template knows in 'chat_template_kwargs'"),
+    ] = None
+    echo: Annotated[Any, unsupported(False)] = None
+    documents: Annotated[Any, unsupported([])] = None
+    chat_template: Annotated[Any, unsupported(remedy="the server's template is used")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
+        self.check_stream()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "is only allowed when 'logprobs' is true")
+        if (
+            self.max_tokens is not None
+            and self.max_completion_tokens is not None
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise invalid("max_tokens", "differs from 'max_completion_tokens'; give only one")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise invalid(
+                    "continue_final_message", "cannot go with 'add_generation_prompt': true"
+                )
+            if self.messages[-1].role != "assistant" or not self.messages[-1].content:
+                raise invalid(
+                    "continue_final_message", "needs an assistant message with content at the end"
+                )
+        if self.add_special_tokens:
+            raise invalid(
+                "add_special_tokens", "cannot be true: the chat template adds special tokens"
+            )
+        return self
+
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is called with, besides the messages."""
+        return template_options(
+            self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message
+        )
+
+
+def template_options(
+    kwargs: dict[str, Any] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+) -> dict[str, Any]:
+    """Keyword arguments for rendering a chat: the prompt for an answer is added unless the last
+    message is to be continued."""
+    options = dict(kwargs or {})
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    options["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        options["continue_final_message"] = True
+    return options
+
+
+class TopLogprob(ResponseBody):
+    """A likely token at a position. `bytes` is exact where `token` is part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The token at a position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(ResponseBody):
+    """Logprobs of an answer's tokens: raw, as the model gave them before sampling settings."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(ResponseBody):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+    annotations: list[Any] = Field(default_factory=list)
+
+
+class ChatChoice(ResponseBody):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(ResponseBody):
+    """The whole answer to a request that does not stream."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+    service_tier: Literal["default"] = "default"
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None

@@ -1,0 +1,103 @@
+"""Completions of raw prompts: `POST /v1/completions`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, FailFast, Field, Tag, model_validator
+
+from pagelet.protocol.openai.common import PromptLogprobs, Usage
+from pagelet.protocol.openai.fields import (
+    GenerationRequest,
+    Integer,
+    ResponseBody,
+    TokenId,
+    invalid,
+    unsupported,
+)
+
+
+def _prompt_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list) or not value:
+        return "<texts>"
+    if isinstance(value[0], str):
+        return "<texts>"
+    return "<token lists>" if isinstance(value[0], list) else "<tokens>"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(min_length=1), FailFast(), Tag("<texts>")]
+    | Annotated[list[TokenId], Field(min_length=1), FailFast(), Tag("<tokens>")]
+    | Annotated[
+        list[Annotated[list[TokenId], FailFast()]],
+        Field(min_length=1),
+        FailFast(),
+        Tag("<token lists>"),
+    ],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """`max_tokens` defaults to 16, as in OpenAI's API."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Integer | None = None
+    best_of: Integer | None = None
+    suffix: Annotated[
+        Any, unsupported("", remedy="the models served here do not fill in the middle")
+    ] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CompletionRequest":
+        self.check_stream()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid(
+                "best_of", f"is not supported other than as 'n' (here {self.n or 1}); leave it out"
+            )
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts of the batch, each text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class CompletionLogprobs(ResponseBody):
+    """Logprobs in parallel lists, one entry a token; None where nothing precedes the token.
+
+    `text_offset` counts characters from the start of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(ResponseBody):
+    """One answer; `index` is (position of its prompt) * n + (which of the n)."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+
+
+class Completion(ResponseBody):
+    """The whole answer to a request that does not stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str | None = None

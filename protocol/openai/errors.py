@@ -1,0 +1,77 @@
+"""Errors in OpenAI's shape, and pydantic's findings in their words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """`type` is the class of error, `code` a name to branch on, `param` the field at fault."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's error type for an HTTP status."""
+    if status >= 500:
+        return "server_error"
+    return {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error"
+    )
+
+
+_SHOWN = 200
+"""Longest part of a request that an error repeats, in characters."""
+
+
+def param_name(location: Sequence[int | str]) -> str | None:
+    """`messages[0].content` for ("messages", 0, "content"), without pydantic's own tags."""
+    name = ""
+    for part in location:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not part.startswith(("<", "[")):
+            name += f".{part}" if name else part
+    return name[:_SHOWN] or None
+
+
+def describe(error: Mapping[str, Any]) -> ErrorDetail:
+    """One of `pydantic.ValidationError.errors()` as OpenAI's API would say it."""
+    kind: str = error["type"]
+    context: Mapping[str, Any] = error.get("ctx") or {}
+    param = context.get("param") or param_name(error["loc"])
+    message: str = context.get("message") or error["msg"]
+    code: str | None = "invalid_value"
+    if kind == "json_invalid":
+        code = None
+        message = f"We could not parse the JSON body of your request: {context['error']}"
+    elif kind in ("model_type", "model_attributes_type") and param is None:
+        code = None
+        message = "The body of the request must be a JSON object."
+    elif kind == "extra_forbidden":
+        code = "unknown_parameter"
+        message = f"Unrecognized request argument supplied: {param}"
+    elif kind == "missing":
+        code = "missing_required_parameter"
+        message = f"Missing required parameter: '{param}'."
+    elif "message" in context:
+        code = kind
+        message = f"'{param}' {message}." if param else message
+    else:
+        code = "invalid_type" if kind.endswith("_type") else code
+        message = f"Invalid value for '{param}': {message[0].lower()}{message[1:]}."
+    return ErrorDetail(message=message, type="invalid_request_error", param=param, code=code)

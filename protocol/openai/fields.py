@@ -1,0 +1,142 @@
+"""What all request bodies share: strict types, and fields that are known but not served.
+
+Types are strict, as in OpenAI's API: "5" or true is no integer. Ranges that the engine cares about
+are checked by `pagelet.engine`'s processor, which offline callers pass too; here a value has only
+to be finite and to fit 64 bits.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic_core import PydanticCustomError
+
+Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+
+
+class RequestBody(BaseModel):
+    """A JSON body; a field that it does not know is an error that names the field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class ResponseBody(BaseModel):
+    """A JSON answer."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> PydanticCustomError:
+    """An error about `param`, for validators that look at several fields together."""
+    # The message goes in as a value: as a template, braces in it would be read as fields.
+    context = {"param": param, "message": message}
+    return PydanticCustomError(code, "{message}", context)
+
+
+def _only(neutral: Sequence[object], remedy: str, value: object) -> object:
+    if any(type(value) is type(known) and value == known for known in neutral):
+        return value
+    raise PydanticCustomError(
+        "unsupported_parameter", "{message}", {"message": f"is not supported here; {remedy}"}
+    )
+
+
+def unsupported(*neutral: object, remedy: str = "leave it out") -> AfterValidator:
+    """Marks a field that is known but not served: only None and `neutral` values, which ask for
+    nothing, pass."""
+    values = (None, *neutral)
+    return AfterValidator(lambda value: _only(values, remedy, value))
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StringOrStrings = Annotated[list[str], FailFast(), BeforeValidator(_listed)]
+
+
+class StreamOptions(RequestBody):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk; has effect with `include_usage` only."""
+    include_obfuscation: Annotated[Any, unsupported(False)] = None
+
+
+class GenerationRequest(RequestBody):
+    """Fields that chat completions and completions share; None means the model's default."""
+
+    model: str
+    n: Integer | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[Integer, Number] | None = None
+    seed: Integer | None = None
+    stop: StringOrStrings | None = None
+
+    # Extensions, named as in vLLM.
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    stop_token_ids: Annotated[list[TokenId], FailFast()] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Integer | None = None
+    return_token_ids: bool | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=512)
+    request_id: str | None = None
+
+    # Labels and hints: they change no answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
+    response_format: Annotated[Any, unsupported({"type": "text"})] = None
+    structured_outputs: Annotated[Any, unsupported()] = None
+    guided_json: Annotated[Any, unsupported()] = None
+    guided_regex: Annotated[Any, unsupported()] = None
+    guided_choice: Annotated[Any, unsupported()] = None
+    guided_grammar: Annotated[Any, unsupported()] = None
+    use_beam_search: Annotated[Any, unsupported(False)] = None
+    length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
+    bad_words: Annotated[Any, unsupported([])] = None
+    spaces_between_special_tokens: Annotated[Any, unsupported(True)] = None
+    truncate_prompt_tokens: Annotated[Any, unsupported()] = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes as server-sent events."""
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a last chunk with the usage was asked for."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def includes_continuous_usage(self) -> bool:
+        """Whether the usage so far was asked for in every chunk."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    def check_stream(self) -> None:
+        """Raises for options that go only with, or only without, `stream`."""
+        if self.stream_options is not None and not self.streams:
+            raise invalid("stream_options", "is only allowed when 'stream' is true")
+        if self.prompt_logprobs is not None and self.streams:
+            raise invalid("prompt_logprobs", "is not available with 'stream': true")

@@ -1,0 +1,64 @@
+"""Text to token ids and back: `POST /tokenize` and `POST /detokenize` (shapes as in vLLM)."""
+
+from typing import Annotated, Any
+
+from pydantic import FailFast, Field, model_validator
+
+from pagelet.protocol.openai.chat import Message, template_options
+from pagelet.protocol.openai.fields import RequestBody, ResponseBody, TokenId, invalid
+
+
+class TokenizeRequest(RequestBody):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    """Of a prompt; default true. A chat's special tokens come from its template."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "or 'messages' must be given, and not both")
+        if self.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise invalid(name, "is only allowed with 'messages'")
+        elif self.add_special_tokens:
+            raise invalid(
+                "add_special_tokens", "cannot be true: the chat template adds special tokens"
+            )
+        return self
+
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is called with, besides the messages."""
+        return template_options(
+            self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message
+        )
+
+
+class TokenizeResponse(ResponseBody):
+    """Token ids; `token_strs` only if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    """Token ids to decode, special tokens included."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], FailFast()]
+
+
+class DetokenizeResponse(ResponseBody):
+    """The text."""
+
+    prompt: str
