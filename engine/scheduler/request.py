@@ -28,7 +28,6 @@ class Request:
         "_extras",
         "block_hashes",
         "blocks",
-        "client",
         "eos_token_ids",
         "external_id",
         "max_total_tokens",
@@ -51,12 +50,9 @@ class Request:
         "token_ids",
     )
 
-    def __init__(
-        self, core: EngineCoreRequest, max_model_len: int, order: int, client: int = 0
-    ) -> None:
+    def __init__(self, core: EngineCoreRequest, max_model_len: int, order: int) -> None:
         self.request_id = core.request_id
         self.external_id = core.external_id
-        self.client = client
         self.params = core.params
         self.token_ids = core.prompt_token_ids
         self.num_prompt_tokens = len(core.prompt_token_ids)

@@ -54,9 +54,9 @@ class Scheduler:
         """Whether any request is waiting or running."""
         return bool(self.requests)
 
-    def add(self, core: EngineCoreRequest, client: int = 0) -> EngineCoreOutput | None:
+    def add(self, core: EngineCoreRequest) -> EngineCoreOutput | None:
         """Takes in a request; a request that cannot ever run is answered with its error at once."""
-        request = Request(core, self.max_model_len, self._arrivals, client)
+        request = Request(core, self.max_model_len, self._arrivals)
         self._arrivals += 1
         needed = self.kv.blocks_needed(
             request.max_total_tokens, self.options.max_num_batched_tokens

@@ -1,0 +1,126 @@
+"""The engine core: scheduler and executor, stepped in turn."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.executor.base import Executor
+from pagelet.engine.kv.manager import KVCacheManager
+from pagelet.engine.scheduler.scheduler import Scheduler
+from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from pagelet.protocol.kv_events import KVEvent
+
+_STEPS_IN_FLIGHT = 2
+
+
+class EngineCore:
+    """One engine without any I/O of its own: requests go in, `step` brings outputs.
+
+    With asynchronous scheduling two steps are in flight, so that the executor starts the next one
+    while this thread still handles the results of the last.
+    """
+
+    def __init__(self, options: EngineOptions, executor: Executor, max_model_len: int) -> None:
+        """Raises `ConfigurationError` if the KV cache cannot hold one request of `max_model_len`
+        tokens."""
+        cache, scheduler = options.cache, options.scheduler
+        self.executor = executor
+        self.kv = KVCacheManager(
+            executor.layout,
+            executor.num_blocks,
+            cache.block_size,
+            cache.enable_prefix_caching,
+            record_events=options.kv_events.endpoint is not None,
+        )
+        self._check_room(max_model_len, scheduler.max_num_batched_tokens)
+        self.scheduler = Scheduler(scheduler, self.kv, max_model_len)
+        self.max_model_len = max_model_len
+        self._depth = _STEPS_IN_FLIGHT if scheduler.async_scheduling else 1
+        self._in_flight: deque[tuple[SchedulerOutput, Future[RunnerOutput], float]] = deque()
+        self._rejected: list[EngineCoreOutput] = []
+
+    def _check_room(self, max_model_len: int, step_tokens: int) -> None:
+        needed = self.kv.blocks_needed(max_model_len, step_tokens)
+        usable = self.kv.pool.num_usable
+        if needed > usable:
+            fits = max_model_len * usable // needed // self.kv.block_size * self.kv.block_size
+            block = self.kv.layout.block_bytes
+            raise ConfigurationError(
+                f"one request of max_model_len {max_model_len} tokens needs {needed} KV blocks "
+                f"({needed * block / 2**20:.0f} MiB) but only {usable} "
+                f"({usable * block / 2**20:.0f} MiB) are there: lower --max-model-len to {fits} "
+                f"or give --kv-cache-memory {(needed + 1) * block} bytes"
+            )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._in_flight or self._rejected) or self.scheduler.has_unfinished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or running."""
+        return len(self.scheduler.requests)
+
+    @property
+    def step_began(self) -> float:
+        """When the oldest step in flight was handed to the executor; 0.0 if there is none."""
+        return self._in_flight[0][2] if self._in_flight else 0.0
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Takes in a request."""
+        rejected = self.scheduler.add(request)
+        if rejected is not None:
+            self._rejected.append(rejected)
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """Ends requests without any further output."""
+        self.scheduler.abort(request_ids)
+
+    def abort_all(self) -> None:
+        """Ends all requests, as when nobody is left to hear of them."""
+        self.scheduler.abort(list(self.scheduler.requests))
+
+    def fill(self) -> None:
+        """Hands steps to the executor until enough are in flight."""
+        while len(self._in_flight) < self._depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self._in_flight.append((plan, self.executor.execute(plan), time.monotonic()))
+
+    def step(self) -> EngineCoreOutputs:
+        """Waits for the oldest step in flight and returns what it brought. Raises what the executor
+        raises when a worker died."""
+        self.fill()
+        outputs, self._rejected = self._rejected, []
+        num_tokens = 0
+        if self._in_flight:
+            plan, future, _ = self._in_flight[0]
+            result = future.result()
+            self._in_flight.popleft()
+            outputs += self.scheduler.update(plan, result)
+            num_tokens = plan.num_tokens
+        stats = self.scheduler.take_stats()
+        stats.num_scheduled_tokens = num_tokens
+        return EngineCoreOutputs(time.monotonic(), outputs, stats)
+
+    def idle_stats(self) -> EngineCoreOutputs:
+        """The state without a step."""
+        return EngineCoreOutputs(time.monotonic(), [], self.scheduler.take_stats())
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """What the prefix cache gained and lost since the last call, if it is recorded."""
+        return self.kv.pool.take_events()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks."""
+        self.kv.pool.reset_cache()
+
+    def close(self) -> None:
+        """Stops the executor."""
+        self.executor.close()

@@ -1,0 +1,247 @@
+"""The engine core as a process: `python -m pagelet.engine.core.process --config-fd N`.
+
+One thread does everything: read what the client sent, step, send what came of it. A step's outputs
+leave in one write, and reading costs a system call only when there is something to read.
+"""
+
+import argparse
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Any
+
+import msgspec
+
+from pagelet.engine.child import ParentLink
+from pagelet.engine.core.build import build_core
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.core.heartbeat import HeartbeatWriter
+from pagelet.engine.core.kv_publisher import KVEventPublisher
+from pagelet.engine.core.launch import CoreLaunch
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.frames import FrameReader, encode_frame
+from pagelet.engine.logs import configure_logging
+from pagelet.protocol.engine import (
+    AbortRequests,
+    EngineCoreReady,
+    EngineCoreRequest,
+    ResetPrefixCache,
+    ToCore,
+)
+
+_IDLE_SECONDS = 0.5
+_READ_BYTES = 1 << 20
+_MOST_UNSENT_BYTES = 64 << 20
+_log = logging.getLogger("pagelet.engine.core")
+
+
+class Connection:
+    """The client's end of the core's socket, never blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.unsent = bytearray()
+        self._reader: FrameReader[ToCore] = FrameReader(msgspec.msgpack.Decoder(ToCore))
+
+    def receive(self) -> list[ToCore] | None:
+        """Messages that came in; None when the client is gone."""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            return None
+        return self._reader.feed(data) if data else None
+
+    def send(self, message: Any) -> None:
+        """Sends as much as the kernel takes; the rest waits for `flush`."""
+        self.unsent += encode_frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what is left. A client that is gone is found out by `receive`."""
+        while self.unsent:
+            try:
+                sent = self.socket.send(self.unsent)
+            except (BlockingIOError, ConnectionError):
+                return
+            del self.unsent[:sent]
+
+
+class CoreServer:
+    """Serves one client at a time: a new connection takes the place of the one before, whose
+    requests are aborted. An API process that died can therefore leave nothing running."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        ready: EngineCoreReady,
+        listener: socket.socket,
+        heartbeat: HeartbeatWriter,
+        publisher: KVEventPublisher | None,
+    ) -> None:
+        self._core = core
+        self._ready = ready
+        self._heartbeat = heartbeat
+        self._publisher = publisher
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._client: Connection | None = None
+        self._last_sent = 0.0
+        self._step = 0
+        self.stopping = False
+
+    def run(self) -> None:
+        """Until `stopping` is set, by a signal."""
+        core = self._core
+        while not self.stopping:
+            blocked = self._client is not None and len(self._client.unsent) > _MOST_UNSENT_BYTES
+            self._poll(0.0 if core.has_work and not blocked else _IDLE_SECONDS)
+            if core.has_work and not blocked:
+                core.fill()
+                self._beat()
+                self._send(core.step())
+                self._step += 1
+                if self._publisher is not None and (events := core.take_kv_events()):
+                    self._publisher.publish(events)
+            elif time.monotonic() - self._last_sent > _IDLE_SECONDS:
+                self._send(core.idle_stats())
+            self._beat()
+
+    def _beat(self) -> None:
+        core = self._core
+        self._heartbeat.beat(
+            step=self._step, step_began=core.step_began, num_unfinished=core.num_unfinished
+        )
+
+    def _send(self, message: Any) -> None:
+        self._last_sent = time.monotonic()
+        if self._client is not None:
+            self._client.send(message)
+            self._watch_writes()
+
+    def _watch_writes(self) -> None:
+        assert self._client is not None
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._client.unsent else 0)
+        if self._selector.get_key(self._client.socket).events != events:
+            self._selector.modify(self._client.socket, events)
+
+    def _poll(self, timeout: float) -> None:
+        for key, mask in self._selector.select(timeout):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif self._client is not None and key.fileobj is self._client.socket:
+                if mask & selectors.EVENT_WRITE:
+                    self._client.flush()
+                    self._watch_writes()
+                if mask & selectors.EVENT_READ:
+                    self._receive()
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        if self._client is not None:
+            self._drop_client()
+        self._client = Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._client.send(self._ready)
+
+    def _drop_client(self) -> None:
+        assert self._client is not None
+        self._selector.unregister(self._client.socket)
+        self._client.socket.close()
+        self._client = None
+        if self._core.num_unfinished:
+            _log.warning("the client is gone: %d requests aborted", self._core.num_unfinished)
+        self._core.abort_all()
+
+    def _receive(self) -> None:
+        assert self._client is not None
+        try:
+            messages = self._client.receive()
+        except (ValueError, msgspec.DecodeError):
+            _log.exception("the client sent what is no message; its connection is closed")
+            messages = None
+        if messages is None:
+            self._drop_client()
+            return
+        for message in messages:
+            match message:
+                case EngineCoreRequest():
+                    self._core.add(message)
+                case AbortRequests(request_ids):
+                    self._core.abort(request_ids)
+                case ResetPrefixCache():
+                    self._core.reset_prefix_cache()
+
+
+def _listen(path: str) -> socket.socket:
+    """A listener at a path that a core before this one may have left behind."""
+    if os.path.exists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+
+
+def serve(launch: CoreLaunch, link: ParentLink) -> None:
+    """Builds the core and serves it until SIGTERM."""
+    heartbeat = HeartbeatWriter(launch.heartbeat_path)
+    options = launch.options
+    try:
+        core = build_core(options, heartbeat.stage)
+    except ConfigurationError as error:
+        link.fail(str(error))
+    listener = _listen(launch.socket_path)
+    publisher = (
+        KVEventPublisher(options.kv_events, options.model.source, launch.engine_index)
+        if options.kv_events.endpoint is not None
+        else None
+    )
+    pool, layout = core.kv.pool, core.kv.layout
+    ready = EngineCoreReady(
+        pid=os.getpid(),
+        engine_index=launch.engine_index,
+        num_kv_blocks=pool.num_usable,
+        block_size=core.kv.block_size,
+        max_model_len=core.max_model_len,
+        kv_cache_bytes=pool.num_usable * layout.block_bytes,
+        effective_config=msgspec.to_builtins(options),
+    )
+    server = CoreServer(core, ready, listener, heartbeat, publisher)
+
+    def stop(*_: object) -> None:
+        server.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    gc.collect()
+    gc.freeze()  # the model and its tables live as long as the process: never scan them again
+    heartbeat.ready(pool.num_usable * core.kv.block_size // len(layout.groups))
+    link.report_serving()
+    try:
+        server.run()
+    finally:
+        heartbeat.stopping()
+        core.close()
+        if publisher is not None:
+            publisher.close()
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config-fd", type=int, required=True)
+    launch, link = ParentLink.accept(parser.parse_args().config_fd, CoreLaunch)
+    configure_logging(launch.log_level, launch.log_format, f"engine core {launch.engine_index}")
+    serve(launch, link)
+
+
+if __name__ == "__main__":
+    main()

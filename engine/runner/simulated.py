@@ -1,0 +1,123 @@
+"""A simulated runner: the real scheduler, KV cache and outputs over a forward pass that is only a
+time model and reproducible tokens. It measures the host's own cost, and stands in for many
+replicas where a router or an autoscaler is studied. Free of torch.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pagelet.engine.kv.spec import KVLayout, make_layout
+from pagelet.engine.step import NewRequestData, RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.protocol.config import SimulatedRunnerOptions
+from pagelet.protocol.engine import TokenLogprobs
+
+_MULTIPLIER = 6364136223846793005
+_LOW = 256
+_MASK = (1 << 64) - 1
+
+
+class _Row:
+    """What a real runner holds in a state row, as far as the simulated tokens need it."""
+
+    __slots__ = ("forbidden", "last_token", "logprobs", "prompt", "prompt_logprobs", "salt")
+
+    def __init__(self, data: NewRequestData) -> None:
+        params = data.params
+        self.last_token = data.token_ids[-1]
+        self.salt = 0 if params.greedy else (params.seed or 0)
+        self.logprobs = params.logprobs
+        self.prompt_logprobs = params.prompt_logprobs
+        self.prompt: Sequence[int] = (
+            data.token_ids[: data.num_prompt_tokens] if params.prompt_logprobs is not None else ()
+        )
+        self.forbidden = frozenset(data.eos_token_ids)
+
+
+def simulated_token(last_token: int, position: int, salt: int, vocab_size: int) -> int:
+    """The token at `position`, a pure function of the token before it, the position and the seed
+    (0 for greedy requests): replayed anywhere, an answer goes on as it would have."""
+    mixed = (last_token * _MULTIPLIER + position * 1442695040888963407 + salt) & _MASK
+    mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
+    low = min(_LOW, vocab_size // 2)
+    return low + (mixed >> 33) % (vocab_size - low)
+
+
+class SimulatedExecutor:
+    """Implements `Executor`. With a time model other than zero, steps run in a thread that sleeps,
+    so that scheduling overlaps with them as it does with a real device."""
+
+    def __init__(
+        self,
+        options: SimulatedRunnerOptions,
+        vocab_size: int,
+        windows: Sequence[int | None] = (None,),
+        num_blocks: int | None = None,
+    ) -> None:
+        self.layout: KVLayout = make_layout(windows, page_bytes=1)
+        self.num_blocks = num_blocks or options.num_blocks
+        self._options = options
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _Row] = {}
+        timed = options.step_seconds or options.token_seconds or options.context_token_seconds
+        self._thread = ThreadPoolExecutor(1, "simulated-runner") if timed else None
+
+    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+        """See `Executor`."""
+        if self._thread is not None:
+            return self._thread.submit(self._timed_step, plan)
+        future: Future[RunnerOutput] = Future()
+        future.set_result(self._step(plan))
+        return future
+
+    def close(self) -> None:
+        """See `Executor`."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _timed_step(self, plan: SchedulerOutput) -> RunnerOutput:
+        begun = time.monotonic()
+        result = self._step(plan)
+        model = self._options
+        context = sum(s.num_computed_tokens + s.num_tokens for s in plan.scheduled)
+        seconds = (
+            model.step_seconds
+            + plan.num_tokens * model.token_seconds
+            + context * model.context_token_seconds
+        )
+        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+        return result
+
+    def _step(self, plan: SchedulerOutput) -> RunnerOutput:
+        rows = self._rows
+        for request_id in plan.dropped_request_ids:
+            rows.pop(request_id, None)
+        for data in plan.new_requests:
+            rows[data.request_id] = _Row(data)
+        sampled = []
+        for entry in plan.scheduled:
+            row = rows[entry.request_id]
+            end = entry.num_computed_tokens + entry.num_tokens
+            result = SampledToken(entry.request_id, [])
+            if entry.samples:
+                token = simulated_token(row.last_token, end, row.salt, self._vocab_size)
+                while token in row.forbidden:  # answers are as long as they were asked to be
+                    token = (token + 1) % self._vocab_size
+                row.last_token = token
+                result.token_ids.append(token)
+                if row.logprobs is not None:
+                    result.logprobs = [self._logprobs(token, row.logprobs)]
+            if row.prompt_logprobs is not None:
+                result.prompt_logprobs = [
+                    self._logprobs(token, row.prompt_logprobs)
+                    for token in row.prompt[entry.num_computed_tokens + 1 : end + 1]
+                ]
+            sampled.append(result)
+        return RunnerOutput(plan.step, sampled)
+
+    def _logprobs(self, token: int, count: int) -> TokenLogprobs:
+        """As of a distribution that is sure of the token and sees all others alike."""
+        others = [other for other in range(count + 1) if other != token][: max(0, count - 1)]
+        top = [token, *others][:count]
+        logprobs = [0.0 if candidate == token else -9999.0 for candidate in (token, *top)]
+        return TokenLogprobs([token, *top], logprobs, 1)

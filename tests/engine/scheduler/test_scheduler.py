@@ -1,0 +1,316 @@
+"""Whatever shares its steps with others, a request gets the answer that it gets alone, and no
+block is ever lost."""
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.errors import ConfigurationError
+from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.kv_events import BlockRemoved, BlockStored
+from pagelet.protocol.sampling import SamplingParams
+from support.kv_oracle import VOCAB, KVOracleExecutor, generate_alone
+
+BLOCK: Final = 8
+
+
+def make_core(
+    *,
+    windows: list[int | None] | None = None,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    budget: int = 32,
+    max_model_len: int = 128,
+    policy: str = "fcfs",
+    async_scheduling: bool = True,
+    prefix_caching: bool = True,
+    events: bool = False,
+) -> EngineCore:
+    options = EngineOptions(
+        model=ModelOptions(source="none"),
+        cache=CacheOptions(block_size=BLOCK, enable_prefix_caching=prefix_caching),
+        scheduler=SchedulerOptions(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            policy=policy,  # type: ignore[arg-type]
+            async_scheduling=async_scheduling,
+        ),
+    )
+    if events:
+        options.kv_events.endpoint = "inproc://none"
+    executor = KVOracleExecutor(windows or [None], num_blocks, BLOCK)
+    return EngineCore(options, executor, max_model_len)
+
+
+def request(
+    request_id: int, prompt: list[int], max_tokens: int = 8, **extra: Any
+) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        external_id=str(request_id),
+        prompt_token_ids=list(prompt),
+        params=SamplingParams(max_tokens=max_tokens, seed=0),
+        **extra,
+    )
+
+
+def run(core: EngineCore) -> dict[int, list[int]]:
+    answers: dict[int, list[int]] = {}
+    while core.has_work:
+        for output in core.step().outputs:
+            assert output.finish_reason != "error", output.error
+            answers.setdefault(output.request_id, []).extend(output.new_token_ids)
+        core.kv.pool.check()
+    return answers
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> dict[str, Any]:
+    """Requests that share prefixes, arriving and aborted at random steps, on a scarce pool."""
+    heads = draw(
+        st.lists(
+            st.lists(st.integers(0, VOCAB - 1), min_size=0, max_size=40), min_size=1, max_size=3
+        )
+    )
+    count = draw(st.integers(1, 10))
+    requests = []
+    for _ in range(count):
+        tail = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24))
+        requests.append(
+            {
+                "prompt": (draw(st.sampled_from(heads)) + tail)[:80],
+                "max_tokens": draw(st.integers(1, 40)),
+                "arrives": draw(st.integers(0, 20)),
+                "aborted": draw(st.one_of(st.none(), st.none(), st.integers(0, 40))),
+                "priority": draw(st.integers(0, 2)),
+                "salt": draw(st.sampled_from([None, "a"])),
+            }
+        )
+    return {
+        "requests": requests,
+        "windows": draw(
+            st.sampled_from(
+                [[None], [None], [16, None], [12, 12, None, 12, 12, None], [20], [9, 30, None]]
+            )
+        ),
+        "spare_blocks": draw(st.integers(0, 20)),
+        "budget": draw(st.integers(1, 64)),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "async_scheduling": draw(st.booleans()),
+        "prefix_caching": draw(st.booleans()),
+    }
+
+
+@given(workloads())
+@settings(max_examples=300, deadline=None)
+def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> None:
+    probe = make_core(windows=work["windows"], num_blocks=2000, budget=work["budget"])
+    needed = probe.kv.blocks_needed(128, work["budget"])
+    core = make_core(
+        windows=work["windows"],
+        num_blocks=1 + needed + work["spare_blocks"],
+        budget=work["budget"],
+        max_num_seqs=work["max_num_seqs"],
+        policy=work["policy"],
+        async_scheduling=work["async_scheduling"],
+        prefix_caching=work["prefix_caching"],
+    )
+    answers: dict[int, list[int]] = {i: [] for i in range(len(work["requests"]))}
+    finished: dict[int, str] = {}
+    aborted: set[int] = set()
+    step = 0
+    while core.has_work or step <= 40:
+        for index, wanted in enumerate(work["requests"]):
+            if wanted["arrives"] == step:
+                core.add(
+                    request(
+                        index,
+                        wanted["prompt"],
+                        wanted["max_tokens"],
+                        priority=wanted["priority"],
+                        cache_salt=wanted["salt"],
+                    )
+                )
+            if wanted["aborted"] == step and index not in finished and wanted["arrives"] <= step:
+                core.abort([index])
+                aborted.add(index)
+                core.kv.pool.check()
+        if core.has_work:
+            for output in core.step().outputs:
+                assert output.request_id not in finished
+                assert output.request_id not in aborted
+                answers[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    finished[output.request_id] = output.finish_reason
+            core.kv.pool.check()
+        step += 1
+        assert step < 5000, "no progress"
+    for index, wanted in enumerate(work["requests"]):
+        alone = generate_alone(wanted["prompt"], wanted["max_tokens"])
+        assert answers[index] == alone[: len(answers[index])]
+        if index not in aborted:
+            assert finished[index] == "length"
+            assert answers[index] == alone
+    assert core.kv.pool.num_free == core.kv.pool.num_usable
+
+
+def test_prefix_hit_is_counted_and_never_takes_the_whole_prompt() -> None:
+    core = make_core()
+    prompt = list(range(4 * BLOCK))
+    core.add(request(0, prompt, 1))
+    run(core)
+    core.add(request(1, prompt, 1))
+    (output,) = iter_outputs(core)
+    assert output.num_cached_tokens == 3 * BLOCK, "one block short: a token must be computed"
+
+
+def iter_outputs(core: EngineCore) -> list[Any]:
+    outputs = []
+    while core.has_work:
+        outputs += core.step().outputs
+    return outputs
+
+
+def test_salt_separates_prefixes() -> None:
+    core = make_core()
+    prompt = list(range(3 * BLOCK))
+    for index, salt in enumerate(["a", "b", None, "a"]):
+        core.add(request(index, prompt, 1, cache_salt=salt))
+        (output,) = iter_outputs(core)
+        assert output.num_cached_tokens == (2 * BLOCK if index == 3 else 0)
+
+
+def test_aborted_request_leaves_its_full_blocks_cached_and_frees_all() -> None:
+    core = make_core(budget=64)
+    prompt = list(range(5 * BLOCK))
+    core.add(request(0, prompt, 50))
+    core.step()
+    core.abort([0])
+    assert core.kv.pool.num_free == core.kv.pool.num_usable
+    core.add(request(1, prompt, 1))
+    assert iter_outputs(core)[0].num_cached_tokens == 4 * BLOCK
+
+
+def test_scarce_blocks_preempt_and_answers_stay_right() -> None:
+    core = make_core(num_blocks=21, max_model_len=128, budget=64)
+    for index in range(4):
+        core.add(request(index, [index] * 20, 60))
+    preemptions = 0
+    answers: dict[int, list[int]] = {index: [] for index in range(4)}
+    while core.has_work:
+        outputs = core.step()
+        preemptions += outputs.stats.num_preemptions
+        for output in outputs.outputs:
+            answers[output.request_id] += output.new_token_ids
+    assert preemptions > 0
+    for index in range(4):
+        assert answers[index] == generate_alone([index] * 20, 60)
+
+
+def test_prefills_are_mixed_with_decodes_under_the_budget() -> None:
+    core = make_core(budget=16)
+    core.add(request(0, [1], 30))
+    core.step()
+    core.add(request(1, list(range(60)), 4))
+    mixed = 0
+    while core.has_work:
+        outputs = core.step()
+        assert outputs.stats.num_scheduled_tokens <= 16
+        if outputs.stats.num_scheduled_tokens == 16:
+            mixed += any(output.request_id == 0 for output in outputs.outputs)
+    assert mixed >= 3, "the running request must get its token in the steps of the long prompt"
+
+
+def test_priority_goes_first_and_preempts_the_least_important() -> None:
+    core = make_core(policy="priority", max_num_seqs=1)
+    for index, priority in enumerate([5, 1, 3]):
+        core.add(request(index, [index], 2, priority=priority))
+    order = [output.request_id for output in iter_outputs(core) if output.finish_reason]
+    assert order == [1, 2, 0]
+
+
+def test_eos_and_stop_tokens_end_a_request_but_not_before_min_tokens() -> None:
+    alone = generate_alone([3, 4], 20)
+    stop = alone[6]
+    first = alone.index(stop)
+    for min_tokens in (0, first + 2):
+        core = make_core()
+        core.add(
+            EngineCoreRequest(
+                request_id=0,
+                external_id="0",
+                prompt_token_ids=[3, 4],
+                params=SamplingParams(max_tokens=20, stop_token_ids=[stop], min_tokens=min_tokens),
+            )
+        )
+        tokens = [t for output in iter_outputs(core) for t in output.new_token_ids]
+        if min_tokens == 0:
+            assert tokens == alone[: first + 1]
+        else:
+            assert len(tokens) >= min_tokens
+    core = make_core()
+    core.add(request(0, [3, 4], 20, eos_token_ids=[stop]))
+    outputs = iter_outputs(core)
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].stop_reason is None
+
+
+def test_request_that_can_never_fit_is_answered_with_the_numbers() -> None:
+    core = make_core(num_blocks=18, max_model_len=128)
+    assert core.kv.pool.num_usable == 17
+    core.scheduler.max_model_len = 1000
+    core.add(request(0, [1] * 150, 8))
+    (output,) = iter_outputs(core)
+    assert output.finish_reason == "error"
+    assert "17" in (output.error or "")
+
+
+def test_pool_too_small_for_the_context_is_refused_at_start() -> None:
+    with pytest.raises(ConfigurationError, match=r"lower --max-model-len to 72"):
+        make_core(num_blocks=10, max_model_len=128)
+
+
+def test_window_gives_blocks_back_while_a_long_answer_grows() -> None:
+    core = make_core(windows=[16], num_blocks=40, max_model_len=256, budget=8)
+    core.add(request(0, [1, 2, 3], 200))
+    most = 0
+    while core.has_work:
+        core.step()
+        most = max(most, core.kv.pool.num_usable - core.kv.pool.num_free)
+    assert most <= core.kv.blocks_needed(203, 8) < 203 // BLOCK
+
+
+def test_events_follow_the_cache() -> None:
+    core = make_core(num_blocks=18, events=True)
+    seen: set[bytes] = set()
+    for index in range(6):
+        core.add(request(index, [index] * 40, 4))
+        while core.has_work:
+            core.step()
+            for event in core.take_kv_events():
+                if isinstance(event, BlockStored):
+                    assert len(event.token_ids) == BLOCK * len(event.block_hashes)
+                    assert event.parent_block_hash is None or event.parent_block_hash in seen
+                    seen |= set(event.block_hashes)
+                elif isinstance(event, BlockRemoved):
+                    seen -= set(event.block_hashes)
+            assert len(seen) == core.kv.pool.num_cached
+    core.reset_prefix_cache()
+    assert core.kv.pool.num_cached == 0
+
+
+def test_oracle_notices_a_block_given_away_too_early() -> None:
+    core = make_core()
+    core.add(request(0, [1] * 20, 20))
+    core.step()
+    blocks = core.scheduler.requests[0].blocks[0]
+    blocks[0].ref_count = 0
+    core.kv.pool.free_queue.appendleft(blocks[0])
+    core.add(request(1, [2] * 20, 20))
+    with pytest.raises(AssertionError):
+        run(core)

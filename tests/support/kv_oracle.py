@@ -1,0 +1,95 @@
+"""An executor without a model that checks the KV cache's bookkeeping exactly.
+
+It keeps, for every slot of every KV group, the token whose K and V would be there. To sample it
+reads the request's whole context back through the block tables, asserts that it is the request's
+own history, and derives the next token from it. A wrong block, a block reused too early, one
+published before it was written, or a token computed twice or never cannot go unseen.
+"""
+
+import hashlib
+from concurrent.futures import Future
+from typing import Any
+
+from pagelet.engine.kv.spec import KVLayout, make_layout
+from pagelet.engine.step import NewRequestData, RunnerOutput, SampledToken, SchedulerOutput
+
+VOCAB = 97
+
+
+def next_token(context: list[int]) -> int:
+    """A token that depends on all tokens before it."""
+    digest = hashlib.blake2b(repr(context).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+def generate_alone(prompt: list[int], count: int) -> list[int]:
+    """The answer of a request that nothing else runs beside."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class KVOracleExecutor:
+    """Implements `Executor`."""
+
+    def __init__(self, windows: list[int | None], num_blocks: int, block_size: int) -> None:
+        self.layout: KVLayout = make_layout(windows, page_bytes=1)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.slots: list[dict[int, Any]] = [{} for _ in self.layout.groups]
+        self.rows: dict[int, tuple[list[int], list[list[int]]]] = {}
+        self.num_sampled = 0
+
+    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+        for request_id in plan.dropped_request_ids:
+            del self.rows[request_id]
+        new = {data.request_id: data for data in plan.new_requests}
+        assert plan.num_tokens == sum(entry.num_tokens for entry in plan.scheduled)
+        assert len({entry.request_id for entry in plan.scheduled}) == len(plan.scheduled)
+        results = []
+        # All writes of a step come before its reads, as in one forward pass over the batch.
+        for entry in plan.scheduled:
+            if entry.request_id in new:
+                data: NewRequestData = new.pop(entry.request_id)
+                assert entry.request_id not in self.rows
+                self.rows[entry.request_id] = (list(data.token_ids), data.block_ids)
+            elif entry.new_block_ids is not None:
+                for table, gained in zip(
+                    self.rows[entry.request_id][1], entry.new_block_ids, strict=True
+                ):
+                    table += gained
+            tokens, tables = self.rows[entry.request_id]
+            end = entry.num_computed_tokens + entry.num_tokens
+            assert end <= len(tokens)
+            assert entry.samples == (end == len(tokens))
+            for table, slots in zip(tables, self.slots, strict=True):
+                for position in range(entry.num_computed_tokens, end):
+                    slots[self._slot(table, position)] = (position, tokens[position])
+        assert not new, "a new request must be scheduled"
+        for entry in plan.scheduled:
+            tokens, tables = self.rows[entry.request_id]
+            end = entry.num_computed_tokens + entry.num_tokens
+            for group, table, slots in zip(self.layout.groups, tables, self.slots, strict=True):
+                window = group.sliding_window
+                first = 0 if window is None else max(0, entry.num_computed_tokens - window + 1)
+                for position in range(first, end):
+                    held = slots.get(self._slot(table, position))
+                    assert held == (position, tokens[position]), (entry, position, held)
+            result = SampledToken(entry.request_id, [])
+            if entry.samples:
+                tokens.append(next_token(tokens))
+                result.token_ids.append(tokens[-1])
+                self.num_sampled += 1
+            results.append(result)
+        future: Future[RunnerOutput] = Future()
+        future.set_result(RunnerOutput(plan.step, results))
+        return future
+
+    def _slot(self, table: list[int], position: int) -> int:
+        block = table[position // self.block_size]
+        assert 0 < block < self.num_blocks, "the null block holds no live token"
+        return block * self.block_size + position % self.block_size
+
+    def close(self) -> None:
+        pass
