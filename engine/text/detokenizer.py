@@ -145,5 +145,4 @@ class PipelineDetokenizer:
         return text
 
     def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        return text
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -86,8 +86,7 @@ class TokenDecoding:
         """The token as the vocabulary spells it; None if there is no token of this id."""
         if not 0 <= token_id <= MAX_TOKEN_ID:
             return None
-        token: str | None = self.tokenizer.id_to_token(token_id)
-        return token
+        return self.tokenizer.id_to_token(token_id)
 
     def piece(self, token: str) -> Piece:
         """What a token of the vocabulary adds to a text."""

@@ -1,5 +1,6 @@
 """Joined deltas equal one-shot decoding, for every pipeline and every way to cut the stream."""
 
+import codecs
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,21 @@ from pagelet.engine.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
 CHARACTERS = {byte: char for char, byte in BYTE_CHARACTERS.items()}
 WORDS = ["hello", " world", " ", "  ", "日本", " 語", "é", "한", "🙂", "\n", "a", "1"]
 # Parts of characters, as trained vocabularies have them.
-FRAGMENTS = [b"\xe6\x97", b"\xa5\xe6\x9c", b"\xf0\x9f", b"\x80\x80", b"x\xe3", b"\xff\xfe", b"\xed\xa0"]
+FRAGMENTS = [
+    b"\xe6\x97",
+    b"\xa5\xe6\x9c",
+    b"\xf0\x9f",
+    b"\x80\x80",
+    b"x\xe3",
+    b"\xff\xfe",
+    b"\xed\xa0",
+]
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id
 
 
 def byte_level() -> Tokenizer:
@@ -96,7 +111,7 @@ def test_deltas_equal_one_shot(
 def test_any_bytes(name: str, data: bytes, sizes: list[int]) -> None:
     decoding = TokenDecoding(TOKENIZERS[name][1]())
     spell = CHARACTERS.__getitem__ if name == "byte level" else "<0x{:02X}>".format
-    token_ids = [decoding.tokenizer.token_to_id(spell(byte)) for byte in data]
+    token_ids = [id_of(decoding.tokenizer, spell(byte)) for byte in data]
     assert streamed(decoding, token_ids, sizes, True) == decoding.tokenizer.decode(token_ids)
 
 
@@ -107,7 +122,7 @@ def test_characters_come_whole_and_at_once(name: str) -> None:
     detokenizer = make_detokenizer(decoding, True)
     family = "👩‍👩‍👧 日本"
     deltas = [
-        detokenizer.push([decoding.tokenizer.token_to_id(spell(byte))]) for byte in family.encode()
+        detokenizer.push([id_of(decoding.tokenizer, spell(byte))]) for byte in family.encode()
     ]
     assert "".join(deltas) + detokenizer.finish() == family
     if name == "byte level":
@@ -118,16 +133,15 @@ def test_byte_level_never_waits_for_more_than_three_bytes(monkeypatch: pytest.Mo
     """The work for a token is bounded: it doesn't grow with the text, even if that is stuck."""
     decoding = TokenDecoding(byte_level())
     lengths: list[int] = []
-    decode = __import__("codecs").utf_8_decode
+    decode = codecs.utf_8_decode
 
     def counting(data: bytes, errors: str, final: bool) -> tuple[str, int]:
         lengths.append(len(data))
-        result: tuple[str, int] = decode(data, errors, final)
-        return result
+        return decode(data, errors, final)
 
     monkeypatch.setattr("codecs.utf_8_decode", counting)
     detokenizer = make_detokenizer(decoding, True)
-    half = decoding.tokenizer.token_to_id("".join(CHARACTERS[byte] for byte in b"\xf0\x9f"))
+    half = id_of(decoding.tokenizer, "".join(CHARACTERS[byte] for byte in b"\xf0\x9f"))
     for _ in range(3000):
         detokenizer.push([half])
     assert max(lengths) <= 3 + 2
@@ -147,8 +161,7 @@ def test_pipeline_window_is_bounded_when_stuck() -> None:
 
         def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
             decoded.append(len(token_ids))
-            text: str = tokenizer.decode(token_ids, skip_special_tokens)
-            return text
+            return tokenizer.decode(token_ids, skip_special_tokens)
 
     decoding.tokenizer = Counting()  # type: ignore[assignment]
     for stuck in ([1], [2]):
@@ -172,9 +185,9 @@ def test_token_bytes() -> None:
     decoding = TokenDecoding(tokenizer)
     for byte in range(256):
         assert decoding.token_bytes(byte) == bytes([byte])
-    assert decoding.token_bytes(tokenizer.token_to_id("<|end|>")) == b"<|end|>"
+    assert decoding.token_bytes(id_of(tokenizer, "<|end|>")) == b"<|end|>"
     assert decoding.token_bytes(10**6) == b""
     llama = TokenDecoding(sentencepiece(decoders.Strip(" ", 1, 0)))
-    assert llama.token_bytes(llama.tokenizer.token_to_id("<0xE6>")) == b"\xe6"
-    assert llama.token_bytes(llama.tokenizer.token_to_id("▁world")) == b" world"
-    assert llama.token_bytes(llama.tokenizer.token_to_id("<s>")) == b"<s>"
+    assert llama.token_bytes(id_of(llama.tokenizer, "<0xE6>")) == b"\xe6"
+    assert llama.token_bytes(id_of(llama.tokenizer, "▁world")) == b" world"
+    assert llama.token_bytes(id_of(llama.tokenizer, "<s>")) == b"<s>"

@@ -1,0 +1,97 @@
+"""A model's tokenizer: text to token ids and back, on Hugging Face's `tokenizers`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+
+from pagelet.engine.text.detokenizer import Detokenizer, make_detokenizer
+from pagelet.engine.text.token_decoding import MAX_TOKEN_ID, TokenDecoding
+
+
+class Tokenizer:
+    """Encodes and decodes.
+
+    `encode` and `encode_batch` release the GIL while they work; a server calls them in a thread.
+    Everything else is quick. Ids are those of the vocabulary: a model's embedding may have more
+    rows (padding), whose ids decode to nothing.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        chat_template: str | dict[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens = special_tokens or {}
+        """Named ones, such as `bos_token`, as chat templates get them."""
+        self.chat_template = chat_template
+        """Jinja source; a dict if there are several by name, such as `default` and `tool_use`."""
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Tokens that really exist; their ids are not always the first ones."""
+        self._decoding = TokenDecoding(backend)
+        self.special_ids = self._decoding.special_ids
+        """Tokens that `skip_special_tokens` leaves out of the text."""
+        self.bos_token_id = self._named_id("bos_token")
+        named_eos = self._named_id("eos_token")
+        self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids) or (
+            () if named_eos is None else (named_eos,)
+        )
+        """Tokens that end an answer."""
+        self._texts: dict[int, tuple[str, bytes]] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around one (such as BOS) unless
+        `add_special_tokens` is false. Special tokens spelled in the text become those tokens."""
+        return self.backend.encode(text, None, False, add_special_tokens).ids
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` of each text, in parallel."""
+        encodings = self.backend.encode_batch_fast(list(texts), False, add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of all of these tokens. Ids without a token add nothing."""
+        known = [token_id for token_id in token_ids if 0 <= token_id <= MAX_TOKEN_ID]
+        return self.backend.decode(known, skip_special_tokens)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental decoder for one answer."""
+        return make_detokenizer(self._decoding, skip_special_tokens)
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether there is a token of this id."""
+        return self._decoding.token(token_id) is not None
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary spells it."""
+        return self.backend.token_to_id(token)
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """A token alone: its text, where a part of a character shows as U+FFFD, and its exact
+        bytes. Special tokens show; an id without a token is empty."""
+        found = self._texts.get(token_id)
+        if found is None:
+            data = self._decoding.token_bytes(token_id)
+            found = data.decode(errors="replace"), data
+            if data:
+                self._texts[token_id] = found
+        return found
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+
+def token_content(value: Any) -> str | None:
+    """A special token of `tokenizer_config.json`, which is a string or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
