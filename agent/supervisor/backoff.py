@@ -1,0 +1,37 @@
+"""How long to wait before a process that died is started again, and when to give up."""
+
+_FIRST_SECONDS = 0.5
+_LONGEST_SECONDS = 30.0
+_HEALTHY_SECONDS = 60.0
+_MAX_FAILURES_BEFORE_HEALTH = 5
+_MAX_FAILURES = 10
+
+
+class CrashBackoff:
+    """Delays double from 0.5 s to 30 s, and start anew after a run of 60 s in good health.
+
+    Five failures in a row without ever having served, or ten after that, are a crash loop: it is
+    for whoever started the server to look into it.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._served = False
+
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+        return self._failures
+
+    def record_failure(self, healthy_seconds: float) -> float | None:
+        """Seconds to wait before the next start, or None to give up.
+
+        `healthy_seconds` is how long the process served before it died, 0 if it never did.
+        """
+        self._served = self._served or healthy_seconds > 0
+        if healthy_seconds >= _HEALTHY_SECONDS:
+            self._failures = 0
+        self._failures += 1
+        if self._failures >= (_MAX_FAILURES if self._served else _MAX_FAILURES_BEFORE_HEALTH):
+            return None
+        return min(_FIRST_SECONDS * 2.0 ** (self._failures - 1), _LONGEST_SECONDS)

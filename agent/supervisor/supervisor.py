@@ -1,0 +1,237 @@
+"""The supervisor: the small process at the root of the tree.
+
+It starts the engine cores and the API process, starts them again when they die, kills a core
+whose step hangs, and turns the first SIGTERM or SIGINT into a drain and the second into a stop.
+It imports neither torch nor any web framework, so there is little in it that can fail.
+"""
+
+import ctypes
+import enum
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from pagelet.agent.supervisor.managed import Managed, ManagedCore
+from pagelet.agent.supervisor.signals import SignalQueue
+from pagelet.agent.supervisor.startup_view import StartupView
+from pagelet.agent.supervisor.watchdog import Watchdog
+from pagelet.engine.child import EXIT_CONFIGURATION
+from pagelet.engine.proc import describe_exit
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK_SECONDS = 0.5
+_STARTUP_TICK_SECONDS = 0.1
+_DRAIN_MARGIN_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_STACK_DUMP_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The server cannot run as it is configured, or keeps crashing.
+
+    `exit_code` is for the shell.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Phase(enum.Enum):
+    RUNNING = enum.auto()
+    DRAINING = enum.auto()
+    STOPPING = enum.auto()
+
+
+class Supervisor:
+    """Runs one API process and its engine cores until told to stop."""
+
+    def __init__(
+        self,
+        api: Managed,
+        cores: Sequence[ManagedCore],
+        *,
+        drain_timeout: float,
+        step_timeout: float,
+        view: StartupView,
+    ) -> None:
+        self._api = api
+        self._cores = list(cores)
+        self._all: list[Managed] = [*self._cores, api]
+        self._drain_timeout = drain_timeout
+        self._watchdogs = [Watchdog(step_timeout) for _ in self._cores]
+        self._kill_at: dict[int, float] = {}  # pid of a hung core -> when it is killed
+        self._view = view
+        self._announced = False
+        self._phase = _Phase.RUNNING
+        self._deadline = 0.0  # of the phase
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Blocks until everything has ended; returns the exit code: 0 after a drain.
+
+        Raises `StartError` once everything has ended because a process cannot work as configured
+        (exit code 78) or keeps crashing (1).
+        """
+        _become_subreaper()
+        with SignalQueue() as signals:
+            try:
+                for managed in self._all:
+                    managed.start()
+                while not self._stopped():
+                    for number in signals.wait(self._tick_seconds()):
+                        self._handle_signal(number)
+                    self._reap()
+                    self._tick()
+            finally:
+                self._view.close()
+                self._kill_everything()
+        return self._exit_code
+
+    def _tick_seconds(self) -> float:
+        """A late look at a deadline does no harm, but the start-up is watched by a person."""
+        return _TICK_SECONDS if self._announced else _STARTUP_TICK_SECONDS
+
+    def _stopped(self) -> bool:
+        return self._phase is _Phase.STOPPING and all(m.process is None for m in self._all)
+
+    def _handle_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            log.info("SIGHUP ignored: API keys in a file are read again on their own")
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            name = signal.Signals(number).name
+            if self._phase is _Phase.RUNNING:
+                log.info(
+                    "%s: draining, for at most %g s; send it again to stop at once",
+                    name,
+                    self._drain_timeout,
+                )
+                self._drain()
+            else:
+                log.warning("%s again: stopping at once", name)
+                self._exit_code = 128 + number
+                self._phase = _Phase.STOPPING
+                for managed in self._all:
+                    managed.kill()
+
+    def _drain(self) -> None:
+        self._phase = _Phase.DRAINING
+        self._deadline = time.monotonic() + self._drain_timeout + _DRAIN_MARGIN_SECONDS
+        self._view.close()
+        for managed in self._all:
+            managed.restart_at = None
+        if not self._api.is_ready():  # no request has come in yet
+            self._stop_cores()
+        self._api.terminate()
+
+    def _stop_cores(self) -> None:
+        self._phase = _Phase.STOPPING
+        self._deadline = time.monotonic() + _STOP_SECONDS
+        for core in self._cores:
+            core.terminate()
+
+    def _reap(self) -> None:
+        """Takes the exits of all children that have ended, and of orphans that came to us."""
+        by_pid = {m.process.pid: m for m in self._all if m.process is not None}
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            managed = by_pid.pop(info.si_pid, None)
+            if managed is None:
+                os.waitpid(info.si_pid, 0)
+            else:
+                self._kill_at.pop(info.si_pid, None)
+                self._handle_exit(managed, *managed.reap())
+
+    def _handle_exit(self, managed: Managed, returncode: int, failure: str | None) -> None:
+        ended = f"{managed.name} ended with {describe_exit(returncode)}"
+        if self._phase is _Phase.STOPPING:
+            log.debug(ended)
+        elif self._phase is _Phase.DRAINING:
+            if managed is self._api:
+                log.log(logging.INFO if returncode == 0 else logging.ERROR, "%s: drained", ended)
+                self._exit_code = 0 if returncode == 0 else 1
+                self._stop_cores()
+            else:
+                log.error("%s while draining: its requests are lost", ended)
+        elif returncode == EXIT_CONFIGURATION:
+            raise StartError(failure or f"{ended}; its log above says why", EXIT_CONFIGURATION)
+        else:
+            delay = managed.record_failure()
+            if delay is None:
+                raise StartError(
+                    f"{ended}, {managed.failures} times in a row; its log above says why", 1
+                )
+            log.error("%s; starting it again in %g s", ended, delay)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._phase is _Phase.RUNNING:
+            for managed in self._all:
+                if managed.restart_at is not None and now >= managed.restart_at:
+                    managed.start()
+            self._announce()
+        if self._phase is not _Phase.STOPPING:
+            self._watch(now)
+        if self._phase is not _Phase.RUNNING and now >= self._deadline:
+            if self._phase is _Phase.DRAINING:
+                log.error("not drained after %g s: stopping", self._drain_timeout)
+                self._exit_code = 1
+                self._phase = _Phase.STOPPING
+            for managed in self._all:
+                managed.kill()
+
+    def _announce(self) -> None:
+        ready = [managed.is_ready() for managed in self._all]
+        if self._announced:
+            return
+        self._view.show([(m.name, m.stage()) for m in self._all])
+        if all(ready):
+            self._announced = True
+            beats = [core.beat() for core in self._cores]
+            self._view.announce([beat.kv_cache_tokens for beat in beats if beat])
+
+    def _watch(self, now: float) -> None:
+        for core, watchdog in zip(self._cores, self._watchdogs, strict=True):
+            hang = watchdog.look(core.beat(), now)
+            if core.process is None:
+                continue
+            pid = core.process.pid
+            if pid in self._kill_at:
+                if now >= self._kill_at[pid]:
+                    core.kill()
+            elif hang is not None:
+                log.error("%s is hung: %s; its stacks follow, then it is killed", core.name, hang)
+                core.process.send_signal(signal.SIGUSR1)
+                self._kill_at[pid] = now + _STACK_DUMP_SECONDS
+
+    def _kill_everything(self) -> None:
+        """Ends whatever is left and reaps it, orphans of killed processes too."""
+        for managed in self._all:
+            managed.kill()
+        for managed in self._all:
+            if managed.process is not None:
+                managed.reap()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                time.sleep(0.01)
+
+
+def _become_subreaper() -> None:
+    """Orphans below us come to us, not to init, so that we can reap them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
