@@ -1,5 +1,333 @@
 """The engine as an asyncio service: what the agent's HTTP handlers call.
 
-Text goes in and text comes out; the engine cores are processes of their own (or, for tests, a
-thread of this one).
+Text goes in and text comes out. The engine cores are processes of their own; this side validates
+and tokenises (in threads, off the event loop), spreads requests over the data-parallel cores, and
+turns their outputs into deltas. It never imports torch.
 """
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
+
+from pagelet.engine.core.client import CoreClient
+from pagelet.engine.core.heartbeat import HeartbeatReader
+from pagelet.engine.model_config import ModelConfig, context_length
+from pagelet.engine.observer import EngineObserver
+from pagelet.engine.output_processor import OutputProcessor
+from pagelet.engine.outputs import EngineDead, RequestOutput
+from pagelet.engine.processor import Processor, RequestedSampling
+from pagelet.engine.source import ModelFiles, resolve
+from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.text.tokenizer import Tokenizer
+from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.engine import (
+    AbortRequests,
+    EngineCoreOutputs,
+    EngineCoreReady,
+    SchedulerStats,
+)
+
+T = TypeVar("T")
+_ENCODING_THREADS = 2
+
+
+class RequestStream:
+    """Deltas of all answers to one prompt, as they come; ends when all have ended.
+
+    A reader slower than the engine gets several deltas of an answer as one. `close` (idempotent)
+    aborts whatever still runs; call it in a `finally`.
+    """
+
+    def __init__(self, num_answers: int, abort: Callable[["RequestStream"], None]) -> None:
+        self.request_ids: list[int] = []
+        self.engine_index = 0
+        self._unfinished = num_answers
+        self._abort = abort
+        self._pending: deque[RequestOutput] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: str | None = None
+        self._closed = False
+
+    def put(self, output: RequestOutput) -> None:
+        """The sink of every answer of this prompt."""
+        if self._closed:
+            return
+        if output.finish_reason is not None:
+            self._unfinished -= 1
+        for pending in self._pending:
+            if pending.index == output.index:
+                pending.merge(output)
+                break
+        else:
+            self._pending.append(output)
+        self._wake()
+
+    def lose(self, why: str) -> None:
+        """The engine died: the reader gets `EngineDead`."""
+        self._lost = why
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Raises `EngineDead` if the engine core died with answers unfinished."""
+        while not self._pending or self._lost is not None:
+            if self._lost is not None:
+                raise EngineDead(self._lost)
+            if not self._unfinished:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._pending.popleft()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer has ended."""
+        return not self._unfinished
+
+    def close(self) -> None:
+        """Aborts what still runs."""
+        if not self._closed:
+            self._closed = True
+            if self._unfinished:
+                self._unfinished = 0
+                self._abort(self)
+
+
+class _Engine:
+    """One data-parallel rank as the load balancer sees it."""
+
+    def __init__(self, client: CoreClient, heartbeat: HeartbeatReader) -> None:
+        self.client = client
+        self.heartbeat = heartbeat
+        self.streams: set[RequestStream] = set()
+        self.stats = SchedulerStats()
+
+    @property
+    def load(self) -> int:
+        """Waiting requests weigh four times a running one, as in vLLM's balancer: they mean that
+        the rank is full."""
+        in_flight = sum(len(stream.request_ids) for stream in self.streams)
+        return in_flight + 3 * self.stats.num_waiting
+
+
+class AsyncLLM:
+    """Use `AsyncLLM.connect`."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        files: ModelFiles,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        observer: EngineObserver,
+        step_timeout: float,
+    ) -> None:
+        self.options = options
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_model_len = context_length(config, options.model.max_model_len)
+        self.served_model_names = options.model.served_model_names or [files.name]
+        self.processor = Processor(config, tokenizer, self.max_model_len, files, options.model)
+        self._observer = observer
+        self._outputs = OutputProcessor(tokenizer, observer)
+        self._engines: list[_Engine] = []
+        self._ids = itertools.count(1)
+        self._next_engine = itertools.count()
+        self._step_timeout = step_timeout
+        self._threads = ThreadPoolExecutor(_ENCODING_THREADS, "tokenizer")
+
+    @classmethod
+    async def connect(
+        cls,
+        options: EngineOptions,
+        socket_paths: Sequence[str],
+        heartbeat_paths: Sequence[str],
+        observer: EngineObserver | None = None,
+        step_timeout: float = 60.0,
+    ) -> Self:
+        """Loads the tokenizer and connects to the cores, which may come up later and come back
+        after a crash: see `is_ready`.
+
+        Raises `ModelSourceError` or `ConfigurationError` if the model cannot be served.
+        """
+        files = resolve(options.model.source)
+        config = load_model_config(files)
+        tokenizer_source = options.model.tokenizer
+        tokenizer = load_tokenizer(files if tokenizer_source is None else resolve(tokenizer_source))
+        llm = cls(options, files, config, tokenizer, observer or EngineObserver(), step_timeout)
+        for index, (path, beat) in enumerate(zip(socket_paths, heartbeat_paths, strict=True)):
+            llm._engines.append(_Engine(CoreClient(index, path, llm), HeartbeatReader(beat)))
+        return llm
+
+    # State
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any core can take requests."""
+        return any(engine.client.connected for engine in self._engines)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Answers that are being generated."""
+        return len(self._outputs)
+
+    @property
+    def ready_engines(self) -> list[EngineCoreReady]:
+        """What the connected cores said of themselves."""
+        return [engine.client.ready for engine in self._engines if engine.client.ready is not None]
+
+    def check_health(self) -> str | None:
+        """None, or why this replica does not work: a core that is not there, or whose step counter
+        stands still with work to do."""
+        for index, engine in enumerate(self._engines):
+            if not engine.client.connected:
+                beat = engine.heartbeat.read()
+                stage = "not started" if beat is None else beat.stage
+                return f"engine core {index} is not connected ({stage})"
+            beat = engine.heartbeat.read()
+            if beat is None or not beat.has_work:
+                continue
+            stuck = time.monotonic() - (beat.step_began or beat.last_loop)
+            if stuck > self._step_timeout:
+                return f"engine core {index}: step {beat.step + 1} has run for {stuck:.0f} s"
+        return None
+
+    async def wait_ready(self) -> None:
+        """Until a core is ready."""
+        while not self.is_ready:
+            await asyncio.sleep(0.02)
+
+    # Requests
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling: RequestedSampling,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> RequestStream:
+        """Starts the answers to a prompt.
+
+        Raises `InvalidRequest` if the request cannot be served as it is, and `EngineDead` if no
+        engine core is there.
+        """
+        arrival = time.monotonic()
+        token_ids = (
+            await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        )
+        requests = self.processor.process(
+            token_ids,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_time=arrival,
+        )
+        engine = self._least_loaded()
+        stream = RequestStream(len(requests), self._abort_stream)
+        stream.engine_index = engine.client.engine_index
+        engine.streams.add(stream)
+        for index, request in enumerate(requests):
+            request.request_id = next(self._ids)
+            stream.request_ids.append(request.request_id)
+            self._outputs.register(
+                request, stream.put, index=index, engine_index=stream.engine_index
+            )
+            engine.client.send(request)
+        return stream
+
+    def _least_loaded(self) -> _Engine:
+        connected = [engine for engine in self._engines if engine.client.connected]
+        if not connected:
+            raise EngineDead("the engine is not ready: it is starting, or starting again")
+        first = next(self._next_engine) % len(connected)
+        return min(connected[first:] + connected[:first], key=lambda engine: engine.load)
+
+    def _abort_stream(self, stream: RequestStream) -> None:
+        engine = self._engines[stream.engine_index]
+        engine.streams.discard(stream)
+        aborted = self._outputs.abort(stream.request_ids)
+        if aborted and engine.client.connected:
+            engine.client.send(AbortRequests(aborted))
+
+    # Text, off the event loop
+
+    async def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation by the model's chat template. Raises `InvalidRequest` with
+        the template's own message if it refuses the conversation."""
+
+        def render() -> list[int]:
+            text = self.processor.render_chat(
+                messages, tools, add_generation_prompt, **template_kwargs
+            )
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return await self._in_thread(render)
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return await self._in_thread(lambda: self.tokenizer.encode(text, add_special_tokens))
+
+    async def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    # CoreEvents
+
+    def on_ready(self, engine_index: int, ready: EngineCoreReady) -> None:
+        """See `CoreEvents`."""
+        self._observer.on_ready(ready)
+
+    def on_outputs(self, engine_index: int, outputs: EngineCoreOutputs) -> None:
+        """See `CoreEvents`."""
+        engine = self._engines[engine_index]
+        engine.stats = outputs.stats
+        self._observer.on_stats(engine_index, outputs.stats)
+        if not outputs.outputs:
+            return
+        to_abort = self._outputs.process(outputs)
+        if to_abort:
+            engine.client.send(AbortRequests(to_abort))
+        if any(output.finish_reason is not None for output in outputs.outputs) or to_abort:
+            engine.streams = {stream for stream in engine.streams if not stream.finished}
+
+    def on_lost(self, engine_index: int) -> None:
+        """See `CoreEvents`."""
+        engine = self._engines[engine_index]
+        why = f"engine core {engine_index} died"
+        for stream in engine.streams:
+            stream.lose(why)
+        engine.streams.clear()
+        engine.stats = SchedulerStats()
+        self._outputs.engine_lost(engine_index, why)
+        self._observer.on_lost(engine_index)
+
+    async def close(self) -> None:
+        """Lets go of the cores, which abort what is left."""
+        for engine in self._engines:
+            await engine.client.close()
+            engine.heartbeat.close()
+        self._threads.shutdown(cancel_futures=True)

@@ -7,6 +7,8 @@ KV cache's layout, and to build the layers.
 import dataclasses
 from typing import Any, Literal
 
+from pagelet.engine.errors import ConfigurationError
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
@@ -72,3 +74,15 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """Tokens that a layer attends to, itself included; None for all."""
         return self.sliding_window if layer in self.sliding_layers else None
+
+
+def context_length(config: ModelConfig, asked: int | None) -> int:
+    """The longest prompt and answer together, in tokens: as asked for, or as the model was made
+    for. Raises `ConfigurationError` if more is asked for than that."""
+    limit = config.max_position_embeddings
+    if asked is not None and asked > limit:
+        raise ConfigurationError(
+            f"--max-model-len {asked} is more than the model's {limit} positions: "
+            f"lower it to {limit}"
+        )
+    return asked or limit

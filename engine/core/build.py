@@ -5,23 +5,10 @@ from collections.abc import Callable
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
-from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.model_config import context_length
 from pagelet.engine.source import ModelSourceError, resolve
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
-
-
-def effective_max_model_len(options: EngineOptions, config: ModelConfig) -> int:
-    """The asked-for context length, or the model's. Raises `ConfigurationError` if the model was
-    not made for it."""
-    limit = config.max_position_embeddings
-    asked = options.model.max_model_len
-    if asked is not None and asked > limit:
-        raise ConfigurationError(
-            f"--max-model-len {asked} is more than the model's {limit} positions: "
-            f"lower it to {limit}"
-        )
-    return asked or limit
 
 
 def build_core(
@@ -36,7 +23,7 @@ def build_core(
         config = load_model_config(files)
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error
-    max_model_len = effective_max_model_len(options, config)
+    max_model_len = context_length(config, options.model.max_model_len)
     executor = make_executor(options, files, config, max_model_len, stage)
     try:
         return EngineCore(options, executor, max_model_len)

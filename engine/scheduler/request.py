@@ -26,6 +26,7 @@ class Request:
 
     __slots__ = (
         "_extras",
+        "awaited_block",
         "block_hashes",
         "blocks",
         "eos_token_ids",
@@ -75,6 +76,8 @@ class Request:
         )
         self.blocks: list[list[KVBlock]] = []
         self.num_published_blocks = 0
+        self.awaited_block: bytes | None = None
+        """A block that another request is computing and that this one stands aside for."""
         self.block_hashes: list[bytes] = []
         self._extras = extra_keys_bytes(
             () if core.cache_salt is None else (("salt", core.cache_salt),)

@@ -4,6 +4,9 @@ There is no prefill or decode phase (the idea is vLLM V1's). Each request's `num
 chases the number of its tokens under one token budget a step: running requests first, then waiting
 ones. Chunked prefill, prefix hits and preemption by recompute all follow from that.
 
+A waiting request whose next block is just being computed by a running one stands aside until it
+can share it: of many prompts with one prefix that arrive together, the prefix is computed once.
+
 With asynchronous scheduling `schedule` is called again before `update` brings the last step's
 tokens: a sampled token that is still on its way counts as known, since the runner has it.
 """
@@ -42,6 +45,8 @@ class Scheduler:
         self.waiting: WaitingQueue = FCFSQueue() if options.policy == "fcfs" else PriorityQueue()
         self._by_priority = options.policy == "priority"
         self._dropped: list[int] = []
+        self._prefilling: dict[bytes, Request] = {}
+        """Blocks of prompts that are being computed, and by whom; not published yet."""
         self._arrivals = 0
         self._step = 0
         self._num_deferred = 0
@@ -86,6 +91,7 @@ class Scheduler:
         return aborted
 
     def _forget(self, request: Request) -> None:
+        self._stop_prefilling(request, 0)
         self.kv.free(request)
         del self.requests[request.request_id]
         if request.status is Status.RUNNING:
@@ -147,6 +153,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Takes a request's blocks away; it will recompute its tokens, most likely from the blocks
         that it published."""
+        self._stop_prefilling(request, 0)
         self.kv.free(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = request.num_confirmed_tokens = 0
@@ -161,11 +168,15 @@ class Scheduler:
         deferred: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self.options.max_num_seqs:
             request = self.waiting.peek()
-            if request.num_inflight:
-                # Preempted in mid-step: its last token is still to come. Others may go before it.
+            if request.num_inflight or request.awaited_block in self._prefilling:
+                # Preempted in mid-step, so that its last token is still to come; or about to share
+                # what another computes. Those behind it may go first.
                 deferred.append(self.waiting.pop())
                 continue
             hit = self.kv.find_hit(request)
+            request.awaited_block = self._next_block(request, hit.num_tokens)
+            if request.awaited_block in self._prefilling:
+                continue
             known = len(request.token_ids)
             tokens = min(known - hit.num_tokens, budget)
             if not self._fits(request, known - hit.num_tokens):
@@ -176,6 +187,7 @@ class Scheduler:
                 break
             self.waiting.pop()
             self._admit(request, hit.num_tokens)
+            self._start_prefilling(request, hit.num_tokens)
             samples = hit.num_tokens + tokens == known
             table = [[block.block_id for block in blocks] for blocks in request.blocks]
             new.append(
@@ -197,6 +209,31 @@ class Scheduler:
         for request in reversed(deferred):
             self.waiting.push_front(request)
         return budget
+
+    def _next_block(self, request: Request, num_cached: int) -> bytes | None:
+        """The hash of the first block that the cache lacks, if it could be shared."""
+        if not self.kv.enable_prefix_caching or request.prompt_logprobs is not None:
+            return None
+        index = num_cached // self.kv.block_size
+        sharable = (len(request.token_ids) - 1) // self.kv.block_size
+        return request.block_hashes[index] if index < sharable else None
+
+    def _start_prefilling(self, request: Request, num_cached: int) -> None:
+        if self.kv.enable_prefix_caching:
+            for block_hash in request.block_hashes[num_cached // self.kv.block_size :]:
+                self._prefilling.setdefault(block_hash, request)
+
+    def _stop_prefilling(self, request: Request, first: int, last: int | None = None) -> None:
+        """Takes back the announcement of blocks [first, last): published now, or given up."""
+        if self._prefilling:
+            for block_hash in request.block_hashes[first:last]:
+                if self._prefilling.get(block_hash) is request:
+                    del self._prefilling[block_hash]
+
+    def _publish(self, request: Request) -> None:
+        first = request.num_published_blocks
+        self.kv.publish(request)
+        self._stop_prefilling(request, first, request.num_published_blocks)
 
     def _fits(self, request: Request, num_tokens: int) -> bool:
         """Whether the free blocks hold the whole input, not just its first chunk, after what other
@@ -229,7 +266,7 @@ class Scheduler:
         """Takes in a step's results: appends tokens, publishes blocks, ends requests."""
         outputs: list[EngineCoreOutput] = []
         finished = False
-        block_size, publish = self.kv.block_size, self.kv.publish
+        block_size = self.kv.block_size
         for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
             request = self.requests.get(entry.request_id)
             if request is None:
@@ -253,12 +290,12 @@ class Scheduler:
                 output = self._append(request, sampled)
                 outputs.append(output)
                 if confirmed // block_size > request.num_published_blocks:
-                    publish(request)
+                    self._publish(request)
                 if output.finish_reason is not None:
                     self._finish(request)
                     finished = True
             elif confirmed // block_size > request.num_published_blocks:
-                publish(request)
+                self._publish(request)
         if finished:
             self.running = [r for r in self.running if r.request_id in self.requests]
         return outputs

@@ -176,6 +176,30 @@ def iter_outputs(core: EngineCore) -> list[Any]:
     return outputs
 
 
+def test_prefix_of_prompts_that_arrive_together_is_computed_once() -> None:
+    core = make_core(num_blocks=200, budget=64, max_num_seqs=8)
+    head = list(range(90))
+    for index in range(6):
+        core.add(request(index, [*head, index], 4))
+    core.add(request(6, [7] * 20, 4))
+    computed, order = 0, []
+    while core.has_work:
+        outputs = core.step()
+        computed += outputs.stats.num_scheduled_tokens
+        order += [output.request_id for output in outputs.outputs]
+    assert computed < 91 + 5 * (91 - 88) + 20 + 7 * 4
+    assert order.index(6) <= 1, "a request that shares nothing is not held up"
+
+
+def test_request_that_was_stood_aside_for_is_aborted() -> None:
+    core = make_core(num_blocks=200, budget=16)
+    for index in range(3):
+        core.add(request(index, list(range(80)), 4))
+    core.step()
+    core.abort([0])
+    assert run(core) == {index: generate_alone(list(range(80)), 4) for index in (1, 2)}
+
+
 def test_salt_separates_prefixes() -> None:
     core = make_core()
     prompt = list(range(3 * BLOCK))
