@@ -25,16 +25,12 @@ def _prompt_kind(value: Any) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
+TokenIds = Annotated[list[TokenId], FailFast()]
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[str], Field(min_length=1), FailFast(), Tag("<texts>")]
-    | Annotated[list[TokenId], Field(min_length=1), FailFast(), Tag("<tokens>")]
-    | Annotated[
-        list[Annotated[list[TokenId], FailFast()]],
-        Field(min_length=1),
-        FailFast(),
-        Tag("<token lists>"),
-    ],
+    | Annotated[list[str], FailFast(), Field(min_length=1), Tag("<texts>")]
+    | Annotated[TokenIds, Field(min_length=1), Tag("<tokens>")]
+    | Annotated[list[TokenIds], FailFast(), Field(min_length=1), Tag("<token lists>")],
     Discriminator(_prompt_kind),
 ]
 
