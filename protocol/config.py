@@ -42,7 +42,7 @@ class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Share of the device's memory (or of the cgroup's limit) for weights, activations and KV
     together. Default 0.9 on a GPU; on CPU 0.4, as the machine is shared."""
     num_blocks: PositiveInt | None = None
-    """Exact number of blocks, for tests."""
+    """Exact number of blocks, in place of a size in bytes."""
     enable_prefix_caching: bool = True
 
 
@@ -72,7 +72,6 @@ class SimulatedRunnerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields
     step_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     context_token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    num_blocks: PositiveInt = 16384
 
 
 class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

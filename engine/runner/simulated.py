@@ -52,10 +52,10 @@ class SimulatedExecutor:
         options: SimulatedRunnerOptions,
         vocab_size: int,
         windows: Sequence[int | None] = (None,),
-        num_blocks: int | None = None,
+        num_blocks: int = 16384,
     ) -> None:
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
-        self.num_blocks = num_blocks or options.num_blocks
+        self.num_blocks = num_blocks
         self._options = options
         self._vocab_size = vocab_size
         self._rows: dict[int, _Row] = {}

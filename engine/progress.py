@@ -1,0 +1,39 @@
+"""A progress bar on a terminal; silent where nobody watches."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class ProgressBar:
+    """A bar on stderr while the `with` block runs, if stderr is a terminal."""
+
+    def __init__(self, label: str, total: int, *, enabled: bool = True) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not (enabled and sys.stderr.isatty()),
+        )
+        self._task = self._progress.add_task(label, total=total)
+
+    def advance(self, count: int) -> None:
+        """Takes the bar `count` steps on."""
+        self._progress.advance(self._task, count)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
