@@ -1,0 +1,60 @@
+"""`pagelet bench`: measurements of this machine."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pagelet.bench import engine_core, http_streams, start_up
+from pagelet.bench.figures import Figure, machine, render
+from pagelet.bench.progress import Progress, show_progress
+from pagelet.bench.server import ServerFailed
+
+Benchmark = Callable[[Progress], list[Figure]]
+_BENCHMARKS: tuple[Benchmark, ...] = (
+    engine_core.measure,
+    http_streams.measure,
+    start_up.measure_serve,
+    start_up.measure_help,
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@app.command()
+def host(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")
+    ] = None,
+) -> None:
+    """The host's own cost: engine core and HTTP with a simulated model, and the start-up.
+
+    Takes about a minute. Other work on the machine makes every figure worse. The exit code is 1
+    if a measurement failed; a missed target is only shown.
+    """
+    console = Console()
+    host_machine = machine()
+    figures: list[Figure] = []
+    for benchmark in _BENCHMARKS:
+        try:
+            with show_progress(console) as progress:
+                figures += benchmark(progress)
+        except (ServerFailed, OSError, ValueError, RuntimeError) as error:
+            Console(stderr=True).print(f"failed: {error}", style="red", markup=False)
+            raise typer.Exit(1) from error
+    console.print(render(figures, host_machine))
+    if json_file is not None:
+        results = [
+            {"name": f.name, "value": f.value, "unit": f.unit, "target": f.target, "met": f.met}
+            for f in figures
+        ]
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps({"machine": host_machine, "figures": results}, indent=2))

@@ -1,0 +1,92 @@
+"""What a measurement brings: figures with their units and targets, as a table and as JSON."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One measured number."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is reached; None without one."""
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.better == "higher" else self.value <= self.target
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` (0 to 100) of all values do not exceed (nearest rank).
+
+    Raises `ValueError` for no values.
+    """
+    if not values:
+        raise ValueError("a percentile of no values")
+    rank = -(-len(values) * percent // 100)  # rounded up
+    return sorted(values)[max(int(rank), 1) - 1]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores, versions, and the time of day."""
+    versions = {
+        name: importlib.metadata.version(name) for name in ("pagelet", "torch", "uvicorn", "uvloop")
+    }
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def render(figures: Sequence[Figure], host: dict[str, Any]) -> Table:
+    """The figures as a table whose caption describes the machine."""
+    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
+    table = Table(
+        caption=f"{host['processor']}, {host['cores']} cores, load {host['load_average']}, "
+        f"{host['system']}, Python {host['python']}, {versions}, {host['date']}",
+        caption_justify="left",
+    )
+    table.add_column("measured")
+    table.add_column("value", justify="right")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    verdicts = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+    for figure in figures:
+        sign = "≥" if figure.better == "higher" else "≤"
+        target = "" if figure.target is None else f"{sign} {_number(figure.target)} {figure.unit}"
+        table.add_row(
+            figure.name, f"{_number(figure.value)} {figure.unit}", target, verdicts[figure.met]
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

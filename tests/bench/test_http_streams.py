@@ -1,0 +1,77 @@
+"""The streaming client against servers that do as they should and servers that do not."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pagelet.bench.http_streams import NAME, stream_all
+from pagelet.bench.sse import BadStream
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def event(value: object) -> bytes:
+    data = value if isinstance(value, str) else json.dumps(value)
+    payload = f"data: {data}\n\n".encode()
+    return b"%x\r\n%s\r\n" % (len(payload), payload)
+
+
+@asynccontextmanager
+async def serving(parts: list[bytes], bodies: list[bytes]) -> AsyncIterator[int]:
+    """A server that answers every request with `parts`, and notes the requests' bodies."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        bodies.append(await reader.readexactly(length))
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_every_stream_is_counted_and_has_a_prompt_of_its_own() -> None:
+    usage = {"choices": [], "usage": {"completion_tokens": 3}}
+    texts = [event({"choices": [{"text": "a"}]}) for _ in range(3)]
+    parts = [HEAD, *texts, event(usage), event("[DONE]"), b"0\r\n\r\n"]
+    bodies: list[bytes] = []
+    async with serving(parts, bodies) as port:
+        results = await stream_all(port, num_streams=8, prompt_tokens=20, num_tokens=3)
+    assert [result.num_tokens for result in results] == [3] * 8
+    assert [result.num_events for result in results] == [5] * 8
+    assert all(result.sent < result.first_event < result.end for result in results)
+    requests = [json.loads(body) for body in bodies]
+    assert len({tuple(request["prompt"][:16]) for request in requests}) == 8
+    for request in requests:
+        assert len(request["prompt"]) == 20
+        assert (request["model"], request["max_tokens"]) == (NAME, 3)
+        assert request["stream"] is request["ignore_eos"] is True
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b"HTTP/1.1 503 Service Unavailable\r\n\r\ndead"], "503"),
+        ([HEAD, event({"choices": []})], "closed the connection"),
+        ([HEAD, event("[DONE]"), b"0\r\n\r\n"], "no usage"),
+        (
+            [HEAD, event({"usage": {"completion_tokens": 2}}), event("[DONE]"), b"0\r\n\r\n"],
+            "2 tokens instead of 3",
+        ),
+    ],
+)
+async def test_a_stream_that_goes_wrong_fails_the_measurement(
+    parts: list[bytes], reason: str
+) -> None:
+    async with serving(parts, []) as port:
+        with pytest.raises(BadStream, match=reason):
+            await stream_all(port, num_streams=1, prompt_tokens=4, num_tokens=3)
