@@ -152,10 +152,12 @@ def test_a_subscriber_that_missed_some_gets_them_replayed(
     sub.close()
     for index in range(5):
         publisher.publish([BlockRemoved(block_hashes=[bytes([index]) * 32])])
+    dealer = connect(zmq.DEALER, options.replay_endpoint)
+    while len(replay(dealer, last + 1, envelope)) < 5:
+        time.sleep(0.01)  # until all of them are out
     sub = connect(zmq.SUB, options.endpoint)
     newest = publish_until_subscribed(publisher, sub)
     assert newest > last + 5  # the gap
-    dealer = connect(zmq.DEALER, options.replay_endpoint)
     batches = replay(dealer, last + 1, envelope)
     assert [number for number, _ in batches] == list(range(last + 1, newest + 1))
     missed = [batch.events for _, batch in batches[:5]]
