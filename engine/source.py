@@ -1,0 +1,188 @@
+"""Where a model comes from: a source as the user writes it, resolved to files on this machine."""
+
+import dataclasses
+import json
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pagelet.engine.weights import hub, package
+from pagelet.engine.weights.errors import ModelSourceError
+
+__all__ = ["ModelFiles", "ModelSourceError", "resolve"]
+
+_FORMS: Final = (
+    "hf://ORG/NAME[@REVISION], a folder with config.json and .safetensors files, "
+    "a .gguf file, or package://NAME"
+)
+_INDEX: Final = "model.safetensors.index.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """A model's files."""
+
+    path: Path
+    """The folder, or the `.gguf` file."""
+    format: Literal["safetensors", "gguf"]
+    name: str
+    """The name to serve it under, unless the user gives another."""
+
+    def config(self) -> dict[str, Any]:
+        """`config.json`; empty for GGUF."""
+        return self._json("config.json") or {}
+
+    def generation_config(self) -> dict[str, Any] | None:
+        """`generation_config.json`, or None."""
+        return self._json("generation_config.json")
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """`tokenizer_config.json`; empty if there is none."""
+        return self._json("tokenizer_config.json") or {}
+
+    def tokenizer_json(self) -> Path | None:
+        """The path of `tokenizer.json`; None for GGUF, or if there is none."""
+        path = self.path / "tokenizer.json"
+        return path if path.is_file() else None
+
+    def chat_template(self) -> str | None:
+        """From `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in this
+        order; of several named templates the one named `default`. None for GGUF, whose template
+        is in its metadata."""
+        if (path := self.path / "chat_template.jinja").is_file():
+            return _read(path)
+        for config in (self._json("chat_template.json") or {}, self.tokenizer_config()):
+            template = config.get("chat_template")
+            if isinstance(template, list):
+                template = {t.get("name"): t.get("template") for t in template}.get("default")
+            if isinstance(template, str):
+                return template
+        return None
+
+    def weight_files(self) -> list[Path]:
+        """The `.gguf` file, or the safetensors shards; ModelSourceError names what is missing."""
+        if self.format == "gguf":
+            return [self.path]
+        if index := self._json(_INDEX):
+            weight_map = index.get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ModelSourceError(f"{self.path / _INDEX}: has no `weight_map`")
+            names = sorted({str(name) for name in weight_map.values()})
+            files = [self.path / name for name in names]
+        elif (single := self.path / "model.safetensors").is_file():
+            files = [single]
+        else:
+            files = sorted(_safetensors(self.path))
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelSourceError(
+                f"{self.path}: {len(missing)} of {len(files)} shards are missing: "
+                f"{', '.join(missing[:3])}; download the model again"
+            )
+        if not files:
+            raise ModelSourceError(f"{self.path}: has no .safetensors files")
+        return files
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(_read(path))
+        except ValueError as error:
+            raise ModelSourceError(f"{path}: is not JSON: {error}; download it again") from error
+        if not isinstance(content, dict):
+            raise ModelSourceError(f"{path}: holds no JSON object")
+        return content
+
+
+def resolve(
+    source: str,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    weights: bool = True,
+) -> ModelFiles:
+    """Finds a model's files, downloading or joining them first where the source asks for that.
+
+    `progress` gets bytes done and bytes in all. With `weights=False` the configuration and the
+    tokenizer are enough: for a tokenizer's own source, and for random weights. Raises
+    ModelSourceError with what to change.
+    """
+    if source.startswith("hf://"):
+        path, name = hub.download(source, progress, weights=weights)
+        return _files(path, name, source, weights=weights)
+    if source.startswith("package://"):
+        path, name = package.find(source, progress)
+        return _files(path, name, source, weights=weights)
+    if source.startswith("file://"):
+        url = urllib.parse.urlsplit(source)
+        if url.netloc not in ("", "localhost"):
+            raise ModelSourceError(f"{source}: write a local path with three slashes: file:///PATH")
+        path = Path(urllib.parse.unquote(url.path))
+    elif "://" in source:
+        raise ModelSourceError(f"{source}: unknown kind of source; give {_FORMS}")
+    else:
+        path = Path(source).expanduser()
+    if not source or not path.exists():
+        hint = (
+            f"for a hub model write hf://{source}" if _looks_like_hub(source) else f"give {_FORMS}"
+        )
+        raise ModelSourceError(f"{source or 'empty source'}: no such file or folder; {hint}")
+    resolved = path.resolve()
+    name = resolved.stem if resolved.suffix == ".gguf" else resolved.name
+    return _files(path, name, source, weights=weights)
+
+
+def _looks_like_hub(source: str) -> bool:
+    return source.count("/") == 1 and all(source.split("/")) and source[0] not in ".~"
+
+
+def _files(path: Path, name: str, source: str, *, weights: bool) -> ModelFiles:
+    """Checks that there is a model."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelSourceError(
+                f"{source}: is not a .gguf file; for safetensors give the folder that holds them"
+            )
+        return ModelFiles(path, "gguf", name)
+    has_config = (path / "config.json").is_file()
+    if has_config or (not weights and (path / "tokenizer.json").is_file()):
+        files = ModelFiles(path, "safetensors", name)
+        if not weights or _safetensors(path) or (path / _INDEX).is_file():
+            if weights:
+                files.weight_files()
+            return files
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ModelFiles(ggufs[0], "gguf", name)
+    raise ModelSourceError(f"{source}: {_what_is_missing(path, ggufs, has_config)}")
+
+
+def _what_is_missing(path: Path, ggufs: list[Path], has_config: bool) -> str:
+    if ggufs:
+        return f"has {len(ggufs)} .gguf files; give one of them, such as {ggufs[0]}"
+    if _safetensors(path):
+        return "has .safetensors files but no config.json"
+    if any(path.glob("*.bin")) or any(path.glob("*.pth")):
+        return "has only pickled weights, which can run code when loaded; convert to safetensors"
+    if has_config:
+        return "has config.json but no .safetensors files"
+    return (
+        "has no model: neither config.json with .safetensors files nor one .gguf file (of a hub "
+        "repository with GGUF files name one: hf://ORG/NAME/FILE.gguf)"
+    )
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    """Shards; without Mistral's second copy of its weights."""
+    return [
+        path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelSourceError(f"{path}: cannot be read: {error}") from error
