@@ -1,0 +1,35 @@
+"""The mixture of experts, a token and an expert at a time."""
+
+import torch
+
+from pagelet.kernels.precision import accumulation_dtype
+
+
+def moe(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+) -> torch.Tensor:
+    """Sum over each token's top_k experts of probability * down(silu(gate(x)) * up(x)).
+
+    x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts];
+    gate_up: [num_experts, 2 * intermediate_size, hidden_size], gate rows before up rows;
+    down: [num_experts, hidden_size, intermediate_size]. `renormalize` rescales the chosen
+    probabilities of the softmax over all experts to sum to 1. Returns [num_tokens, hidden_size].
+    """
+    wide = accumulation_dtype(x.dtype)
+    out = torch.zeros_like(x)
+    for token in range(x.shape[0]):
+        probabilities = torch.softmax(router_logits[token].to(wide), dim=-1)
+        chosen, experts = torch.topk(probabilities, top_k)
+        if renormalize:
+            chosen = chosen / chosen.sum()
+        total = torch.zeros(x.shape[1], dtype=wide, device=x.device)
+        for probability, expert in zip(chosen, experts.tolist(), strict=True):
+            gate, up = (gate_up[expert].to(wide) @ x[token].to(wide)).chunk(2)
+            total += probability * (down[expert].to(wide) @ (gate * torch.sigmoid(gate) * up))
+        out[token] = total
+    return out

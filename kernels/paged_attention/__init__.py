@@ -1,0 +1,13 @@
+"""Causal attention over a paged KV cache (PagedAttention, arXiv 2309.06180)."""
+
+from pagelet.kernels.dispatch import Op
+from pagelet.kernels.paged_attention import reference, torch_native
+
+paged_attention = Op(
+    "paged_attention",
+    reference.paged_attention,
+    cpu={"torch_native": torch_native.paged_attention},
+    cuda={"torch_native": torch_native.paged_attention},
+)
+
+__all__ = ["paged_attention"]

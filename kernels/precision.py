@@ -1,0 +1,8 @@
+"""The precision that reductions run in."""
+
+import torch
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64 inputs, float32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

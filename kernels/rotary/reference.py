@@ -1,0 +1,22 @@
+"""Rotation of the pairs (i, i + head_dim / 2) of every head, one pair at a time."""
+
+import torch
+
+from pagelet.kernels.precision import accumulation_dtype
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates the queries or keys of each token by its position's angles.
+
+    x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, head_dim / 2]. Returns a new
+    tensor like x; the products are rounded once.
+    """
+    wide = accumulation_dtype(x.dtype)
+    out = torch.empty_like(x)
+    half = x.shape[-1] // 2
+    for i in range(half):
+        first, second = x[:, :, i].to(wide), x[:, :, i + half].to(wide)
+        c, s = cos[:, i, None].to(wide), sin[:, i, None].to(wide)
+        out[:, :, i] = first * c - second * s
+        out[:, :, i + half] = second * c + first * s
+    return out
