@@ -1,0 +1,88 @@
+"""Self-attention over the paged KV cache."""
+
+import torch
+
+from pagelet.engine.layers.context import ForwardContext
+from pagelet.engine.layers.linear import RowParallelLinear, qkv_parallel_linear
+from pagelet.engine.layers.norm import RMSNorm
+from pagelet.engine.layers.placement import Placement, Weights
+from pagelet.engine.layers.rotary import Rotation
+from pagelet.engine.model_config import ModelConfig
+from pagelet.kernels.kv_write import kv_write
+from pagelet.kernels.paged_attention import paged_attention
+
+
+class Attention:
+    """Grouped-query attention with rotary positions; optionally biases, norms of queries and keys
+    (per head), a sliding window and a soft cap on the scores."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.num_heads = placement.share(config.num_heads)
+        self.num_kv_heads = max(1, config.num_kv_heads // placement.tp.size)
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.window = config.window(layer)
+        self.softcap = config.attention_logit_softcap
+        self.qkv_proj = qkv_parallel_linear(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.qkv_bias,
+            placement,
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_heads * config.head_dim, config.hidden_size, config.o_bias, placement
+        )
+        self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if config.qk_norm:
+            eps, plus_one = config.rms_norm_eps, config.norm_plus_one
+            self.qk_norms = (
+                RMSNorm(config.head_dim, eps, plus_one, placement),
+                RMSNorm(config.head_dim, eps, plus_one, placement),
+            )
+
+    def __call__(
+        self, hidden: torch.Tensor, rotation: Rotation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """[num_tokens, hidden_size] to the same, writing this step's keys and values on the way."""
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        query_key, value = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
+        if self.qk_norms is not None:
+            query_norm, key_norm = self.qk_norms
+            query_key = torch.cat(
+                (
+                    query_norm(query_key[:, : self.num_heads]),
+                    key_norm(query_key[:, self.num_heads :]),
+                ),
+                dim=1,
+            )
+        query_key = rotation.apply(query_key)  # queries and keys turn alike: one call for both
+        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+
+        binding = ctx.kv[self.layer]
+        meta = ctx.attention[binding.group]
+        kv_write(key, value, binding.cache, meta.slot_mapping)
+        out = paged_attention(
+            query,
+            binding.cache,
+            meta.query_start_loc,
+            meta.seq_lens,
+            meta.block_table,
+            max_query_len=meta.max_query_len,
+            max_seq_len=meta.max_seq_len,
+            query_lens_cpu=meta.query_lens_cpu,
+            seq_lens_cpu=meta.seq_lens_cpu,
+            scale=self.scale,
+            sliding_window=self.window,
+            softcap=self.softcap,
+        )
+        return self.o_proj(out.reshape(hidden.shape[0], -1))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.qkv_proj.weights(prefix)
+        yield from self.o_proj.weights(f"{prefix}.o_proj")
+        if self.qk_norms is not None:
+            yield from self.qk_norms[0].weights(f"{prefix}.q_norm")
+            yield from self.qk_norms[1].weights(f"{prefix}.k_norm")

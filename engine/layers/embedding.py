@@ -1,0 +1,58 @@
+"""Token embedding and language-model head, divided over ranks by vocabulary."""
+
+import torch
+
+from pagelet.engine.layers.placement import LoadFunction, Placement, Weight, Weights
+from pagelet.kernels.embedding import embedding
+from pagelet.kernels.linear import linear
+
+
+class _VocabularyTable:
+    """This rank's rows of a [vocab_size, hidden_size] table, padded to equal shards."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self.vocab_size = vocab_size
+        self.tp = placement.tp
+        rows = -(-vocab_size // self.tp.size)
+        self.first_id = self.tp.rank * rows
+        self.weight = placement.empty(rows, hidden_size)
+
+    def weights(self, prefix: str) -> Weights:
+        yield Weight(f"{prefix}.weight", (self.vocab_size, self.weight.shape[1]), self._load())
+
+    def _load(self) -> LoadFunction:
+        def load(full: torch.Tensor) -> None:
+            rows = full[self.first_id : self.first_id + self.weight.shape[0]]
+            self.weight[: rows.shape[0]].copy_(rows)
+            self.weight[rows.shape[0] :].zero_()
+
+        return load
+
+
+class VocabParallelEmbedding(_VocabularyTable):
+    """Token ids [num_tokens] to embeddings [num_tokens, hidden_size]."""
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.tp.all_reduce(embedding(token_ids, self.weight, self.first_id))
+
+
+class ParallelLMHead(_VocabularyTable):
+    """Hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size] on every rank."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        placement: Placement,
+        tied_to: VocabParallelEmbedding | None = None,
+    ) -> None:
+        if tied_to is None:
+            super().__init__(vocab_size, hidden_size, placement)
+        else:
+            self.vocab_size, self.tp, self.first_id = vocab_size, tied_to.tp, tied_to.first_id
+            self.weight = tied_to.weight
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.tp.all_gather(linear(hidden, self.weight))
+        # The rows that pad the last shard are no tokens.
+        return logits[:, : self.vocab_size]

@@ -1,0 +1,62 @@
+"""The sparse mixture of experts."""
+
+import dataclasses
+
+import torch
+
+from pagelet.engine.layers.linear import ReplicatedLinear
+from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.model_config import MoEConfig
+from pagelet.kernels.moe import moe
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertNames:
+    """What a checkpoint calls the three matrices of an expert."""
+
+    gate: str
+    up: str
+    down: str
+
+
+class SparseMoE:
+    """Each token goes to its top experts. Every rank holds a part of the intermediate dimension
+    of every expert, so that ranks share the work whatever the routing."""
+
+    def __init__(
+        self, hidden_size: int, config: MoEConfig, names: ExpertNames, placement: Placement
+    ) -> None:
+        self.config = config
+        self.names = names
+        self.tp = placement.tp
+        local = placement.share(config.intermediate_size)
+        self.router = ReplicatedLinear(hidden_size, config.num_experts, placement)
+        self.gate_up = placement.empty(config.num_experts, 2 * local, hidden_size)
+        self.down = placement.empty(config.num_experts, hidden_size, local)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = moe(
+            x,
+            self.router(x),
+            self.gate_up,
+            self.down,
+            self.config.num_experts_per_token,
+            self.config.norm_topk_prob,
+        )
+        return self.tp.all_reduce(out)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.router.weights(f"{prefix}.gate")
+        _, hidden_size, local = self.down.shape
+        wide = (self.config.intermediate_size, hidden_size)
+        rank = self.tp.rank
+        for expert in range(self.config.num_experts):
+            gate, up = self.gate_up[expert, :local], self.gate_up[expert, local:]
+            name = f"{prefix}.experts.{expert}"
+            yield Weight(f"{name}.{self.names.gate}.weight", wide, load_into(gate, 0, rank))
+            yield Weight(f"{name}.{self.names.up}.weight", wide, load_into(up, 0, rank))
+            yield Weight(
+                f"{name}.{self.names.down}.weight",
+                wide[::-1],
+                load_into(self.down[expert], 1, rank),
+            )

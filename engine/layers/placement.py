@@ -1,0 +1,55 @@
+"""Where a layer's weights live, and how the checkpoint's full tensors reach them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+
+from pagelet.engine.layers.context import SINGLE, TensorParallel
+
+LoadFunction = Callable[[torch.Tensor], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Element type, device and tensor-parallel rank of a layer's weights."""
+
+    dtype: torch.dtype
+    device: torch.device
+    tp: TensorParallel = SINGLE
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """An uninitialised weight."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def share(self, size: int) -> int:
+        """This rank's part of a dimension; `check_tensor_parallel` has shown that it divides."""
+        assert size % self.tp.size == 0, (size, self.tp.size)
+        return size // self.tp.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One tensor of the checkpoint, and a layer's way of taking its shard of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the full tensor."""
+    load: LoadFunction
+    is_norm: bool = False
+    """A scale of a normalisation, which starts neutral where other weights start random."""
+
+
+Weights = Iterator[Weight]
+
+
+def load_into(destination: torch.Tensor, dim: int | None = None, part: int = 0) -> LoadFunction:
+    """Copies part number `part` along `dim` of a full tensor, or all of it, into a weight."""
+
+    def load(full: torch.Tensor) -> None:
+        if dim is not None:
+            size = destination.shape[dim]
+            full = full.narrow(dim, part * size, size)
+        destination.copy_(full)
+
+    return load

@@ -1,0 +1,141 @@
+"""What every decoder-only model here shares: embedding, a stack of layers, head, and loading."""
+
+import abc
+import hashlib
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from pagelet.engine.layers.context import ForwardContext
+from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from pagelet.engine.layers.norm import RMSNorm
+from pagelet.engine.layers.placement import Placement, Weight, Weights
+from pagelet.engine.layers.rotary import RotaryEmbedding, Rotation
+from pagelet.engine.model_config import ModelConfig
+from pagelet.kernels.precision import accumulation_dtype
+
+
+class DecoderLayer(Protocol):
+    """One layer. Takes the last layer's output and the residual stream without it (None before the
+    first layer) and returns the same two, so that each addition fuses with the norm after it."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def weights(self, prefix: str) -> Weights: ...
+
+
+class CausalLM(abc.ABC):
+    """A decoder-only language model on one tensor-parallel rank.
+
+    A subclass says how a layer is made. Weights are uninitialised until `load_weights` or
+    `init_dummy`.
+    """
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        self.config = config
+        self.placement = placement
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, placement)
+        self.layers = [self.make_layer(layer) for layer in range(config.num_layers)]
+        self.norm = RMSNorm(hidden_size, config.rms_norm_eps, config.norm_plus_one, placement)
+        tied_to = self.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(vocab_size, hidden_size, placement, tied_to)
+        head_dim, max_position = config.head_dim, config.max_position_embeddings
+        self.rope = RotaryEmbedding(head_dim, config.rope, max_position, placement)
+        self.local_rope: RotaryEmbedding | None = None
+        if config.local_rope is not None and config.local_rope != config.rope:
+            self.local_rope = RotaryEmbedding(head_dim, config.local_rope, max_position, placement)
+
+    @abc.abstractmethod
+    def make_layer(self, layer: int) -> DecoderLayer: ...
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Token ids [num_tokens] at their positions to final hidden states
+        [num_tokens, hidden_size]; writes the tokens' keys and values to the cache."""
+        hidden = self.embed_tokens(input_ids)
+        if self.config.embedding_scale is not None:
+            # Rounded to the weights' type first, as in training.
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item()
+        rotation = self.rope(positions)
+        local_rotation = rotation if self.local_rope is None else self.local_rope(positions)
+        residual = None
+        for layer, decoder_layer in enumerate(self.layers):
+            sliding = layer in self.config.sliding_layers
+            hidden, residual = decoder_layer(
+                hidden, residual, local_rotation if sliding else rotation, ctx
+            )
+        return self.norm.add(hidden, residual)[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], complete
+        on every rank, in float32 (float64 for a float64 model)."""
+        logits = self.lm_head(hidden).to(accumulation_dtype(hidden.dtype))
+        if (cap := self.config.final_logit_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def weights(self) -> Weights:
+        """The tensors of a checkpoint of this model, under Hugging Face's names."""
+        yield from self.embed_tokens.weights("model.embed_tokens")
+        for layer, decoder_layer in enumerate(self.layers):
+            yield from decoder_layer.weights(f"model.layers.{layer}")
+        yield from self.norm.weights("model.norm")
+        if not self.config.tie_word_embeddings:
+            yield from self.lm_head.weights("lm_head")
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes this rank's shards of full checkpoint tensors, in any order and floating type.
+
+        Raises ValueError for a tensor that the model does not have, one of another shape, and at
+        the end for those that are missing.
+        """
+        wanted: dict[str, Weight] = {weight.name: weight for weight in self.weights()}
+        missing = set(wanted)
+        unexpected = []
+        for name, tensor in tensors:
+            if name not in wanted:
+                if not self._is_redundant(name):
+                    unexpected.append(name)
+                continue
+            weight = wanted[name]
+            if tuple(tensor.shape) != weight.shape:
+                raise ValueError(
+                    f"{name}: the checkpoint has shape {list(tensor.shape)}, but its configuration "
+                    f"asks for {list(weight.shape)}"
+                )
+            weight.load(tensor)
+            missing.discard(name)
+        problems = [
+            f"{len(names)} {what}: {', '.join(sorted(names)[:5])}{', ...' if names[5:] else ''}"
+            for what, names in (("missing", sorted(missing)), ("unexpected", unexpected))
+            if names
+        ]
+        if problems:
+            raise ValueError(
+                f"the checkpoint does not fit {self.config.architecture}; tensors "
+                f"{'; '.join(problems)}"
+            )
+
+    def _is_redundant(self, name: str) -> bool:
+        """Tensors that some checkpoints repeat: the tied head, and frequencies of the rotary
+        embedding."""
+        tied_head = name == "lm_head.weight" and self.config.tie_word_embeddings
+        return tied_head or name.endswith(".rotary_emb.inv_freq")
+
+    def init_dummy(self, seed: int = 0) -> None:
+        """Random weights in place of a checkpoint: the same model for any number of ranks."""
+        for weight in self.weights():
+            if weight.is_norm:
+                continue
+            digest = hashlib.sha256(f"{seed}:{weight.name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+            weight.load(torch.randn(weight.shape, generator=generator) * 0.02)

@@ -1,0 +1,45 @@
+"""From a model's configuration to the model."""
+
+import torch
+
+from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.layers.placement import Placement
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
+from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.models.gemma3 import Gemma3ForCausalLM
+from pagelet.engine.models.llama import LlamaForCausalLM
+from pagelet.engine.models.mixtral import MixtralForCausalLM
+from pagelet.engine.models.qwen3_moe import Qwen3MoeForCausalLM
+from pagelet.engine.models.tensor_parallel import check_tensor_parallel
+
+MODELS: dict[str, type[CausalLM]] = {
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": LlamaForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+}
+assert set(MODELS) == set(SUPPORTED_ARCHITECTURES)
+
+
+def build_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    tp: TensorParallel = SINGLE,
+) -> CausalLM:
+    """The model with uninitialised weights, as one tensor-parallel rank of it.
+
+    Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
+    for a tensor-parallel size that does not divide the model; each error names what would work.
+    """
+    if config.architecture not in MODELS:
+        raise ValueError(
+            f"architecture {config.architecture!r} is not supported; supported: "
+            f"{', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    check_tensor_parallel(config, tp.size)
+    return MODELS[config.architecture](config, Placement(dtype, torch.device(device), tp))
