@@ -22,6 +22,6 @@ class ApiLaunch(msgspec.Struct, kw_only=True):
 
 
 def launch_api(launch: ApiLaunch, listener: socket.socket) -> ChildProcess:
-    """Starts the API process on a listening socket and returns at once; it reports `serving` once
-    it answers requests, which may be before any engine core is ready."""
+    """Starts the API process on a listening socket and returns at once; it reports the
+    model's name once it answers requests, which may be before any engine core is ready."""
     return ChildProcess(["-m", "pagelet.agent.serve"], launch, pass_fds=[listener.fileno()])

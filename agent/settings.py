@@ -22,9 +22,10 @@ class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_key_file: str | None = None
     """A file with one key a line, `#` starts a comment; read again whenever it changes."""
     max_queue: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    """Most requests in the server at once; more get 429 with Retry-After."""
-    rate_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Most requests a second for one API key (or for all, without keys); None is no limit."""
+    """Most answers in flight, waiting or running; more get 429 with Retry-After."""
+    rate_limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Most requests a minute of one client: an API key, or an address where there are no keys.
+    None is no limit."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 << 20
     """Largest request body; larger ones get 413."""
     cors_origins: list[str] = []

@@ -57,7 +57,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 process_group=0,
             )
         self._reader = FrameReader(msgspec.msgpack.Decoder(ChildReport))
-        self._serving = False
+        self._serving: str | None = None
         self._failure: str | None = None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: poll() tells
             send_frame(self._socket, os.getpid())
@@ -65,8 +65,8 @@ class ChildProcess(subprocess.Popen[bytes]):
         self._socket.setblocking(False)
 
     @property
-    def serving(self) -> bool:
-        """Whether the child reported that it serves."""
+    def serving(self) -> str | None:
+        """What the child said when it reported that it serves, perhaps ""; None before that."""
         self._receive()
         return self._serving
 
@@ -90,7 +90,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             while data := self._socket.recv(4096):
                 for report in self._reader.feed(data):
                     if report.kind == "serving":
-                        self._serving = True
+                        self._serving = report.text
                     else:
                         self._failure = report.text
         except OSError:
@@ -118,9 +118,9 @@ class ParentLink:
         threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
         return configuration, cls(sock)
 
-    def report_serving(self) -> None:
-        """Tells the parent that this process does its work."""
-        send_frame(self._socket, ChildReport("serving"))
+    def report_serving(self, what: str = "") -> None:
+        """Tells the parent that this process does its work, and what it serves."""
+        send_frame(self._socket, ChildReport("serving", what))
 
     def fail(self, message: str) -> NoReturn:
         """Tells the parent why this configuration cannot work, and exits.

@@ -78,7 +78,7 @@ class Managed:
         return self._backoff.failures
 
     def _serves(self, process: ChildProcess) -> bool:
-        return process.serving
+        return process.serving is not None
 
 
 class ManagedCore(Managed):

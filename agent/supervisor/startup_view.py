@@ -17,9 +17,8 @@ _PERCENT = re.compile(r"\s*(\d+)\s*%")
 class StartupView:
     """Shows each process's stage, and in the end where the server is."""
 
-    def __init__(self, url: str, model_name: str, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, url: str, stream: TextIO = sys.stderr) -> None:
         self._url = url
-        self._model_name = model_name
         self._stream = stream
         self._began = time.monotonic()
         self._shown: dict[str, str] = {}
@@ -46,7 +45,7 @@ class StartupView:
                 log.info("%s: %s", name, stage)
             self._shown[name] = stage
 
-    def announce(self, kv_cache_tokens: Sequence[int]) -> None:
+    def announce(self, model_name: str, kv_cache_tokens: Sequence[int]) -> None:
         """Takes the bars away and says that the server is ready, and where.
 
         `kv_cache_tokens` has one size for each engine core.
@@ -56,7 +55,7 @@ class StartupView:
         if len(kv_cache_tokens) > 1:
             tokens = f"{len(kv_cache_tokens)} x {tokens}"
         line = (
-            f"Serving {self._model_name} at {self._url} "
+            f"Serving {model_name} at {self._url} "
             f"(KV cache: {tokens}; ready in {seconds:.1f} s)"
         )
         if self._stream.isatty():

@@ -198,7 +198,9 @@ class Supervisor:
         if all(ready):
             self._announced = True
             beats = [core.beat() for core in self._cores]
-            self._view.announce([beat.kv_cache_tokens for beat in beats if beat])
+            assert self._api.process is not None
+            name = self._api.process.serving or ""
+            self._view.announce(name, [beat.kv_cache_tokens for beat in beats if beat])
 
     def _watch(self, now: float) -> None:
         for core, watchdog in zip(self._cores, self._watchdogs, strict=True):

@@ -25,7 +25,7 @@ if config["do"] == "have a child":
     import subprocess
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     open(config["file"], "w").write(f"{os.getpid()} {grandchild.pid}")
-parent.report_serving()
+parent.report_serving("a model")
 time.sleep(600)
 """
 
@@ -69,7 +69,7 @@ def is_alive(pid: int) -> bool:
 
 def test_reports_that_it_serves(start: Callable[..., ChildProcess]) -> None:
     child = start(do="serve")
-    wait_until(lambda: child.serving)
+    wait_until(lambda: child.serving == "a model")
     assert child.poll() is None
     assert child.failure is None
     assert os.getpgid(child.pid) == child.pid
@@ -79,17 +79,17 @@ def test_says_why_it_cannot_work(start: Callable[..., ChildProcess]) -> None:
     child = start(do="fail")
     assert child.wait(30) == EXIT_CONFIGURATION
     assert child.failure == "block_size 7 is not one of 8, 16, 32"
-    assert not child.serving
+    assert child.serving is None
 
 
 def test_a_large_configuration_arrives(start: Callable[..., ChildProcess]) -> None:
     child = start(do="serve", filler="x" * (4 << 20))
-    wait_until(lambda: child.serving)
+    wait_until(lambda: child.serving == "a model")
 
 
 def test_ends_when_the_parent_lets_go(start: Callable[..., ChildProcess]) -> None:
     child = start(do="ignore signals")
-    wait_until(lambda: child.serving)
+    wait_until(lambda: child.serving == "a model")
     child.close()
     assert child.wait(30) != 0
 
@@ -98,7 +98,7 @@ def test_sigusr1_prints_stacks_and_the_child_lives_on(
     start: Callable[..., ChildProcess], capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = start(do="serve")
-    wait_until(lambda: child.serving)
+    wait_until(lambda: child.serving == "a model")
     child.send_signal(signal.SIGUSR1)
     seen: list[str] = []
     wait_until(lambda: seen.append(capfd.readouterr().err) or "child.py" in "".join(seen))

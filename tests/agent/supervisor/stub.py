@@ -75,7 +75,7 @@ def run_api(config: Config, parent: ParentLink) -> None:
             connection.sendall(str(os.getpid()).encode())
 
     signal.signal(signal.SIGTERM, drain)
-    parent.report_serving()
+    parent.report_serving("stub")
     while True:
         connection, _ = listener.accept()
         busy.append(threading.Thread(target=answer, args=(connection,)))
@@ -100,7 +100,7 @@ def supervise(folder: str, **config: str) -> int:
         [ManagedCore("engine core 0", start_core, heartbeat)],
         drain_timeout=float(config.get("drain_timeout", "60")),
         step_timeout=float(config.get("step_timeout", "60")),
-        view=StartupView("http://127.0.0.1/v1", "stub"),
+        view=StartupView("http://127.0.0.1/v1"),
     )
     try:
         return supervisor.run()

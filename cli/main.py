@@ -1,0 +1,54 @@
+"""The command `pagelet`. Each subcommand's module is imported only when it runs, so that
+`pagelet --help` and the supervisor start at once."""
+
+import importlib
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class _Command(NamedTuple):
+    module: str
+    """Has a `typer.Typer` named `app`."""
+    help: str
+
+
+_COMMANDS = {
+    "serve": _Command("pagelet.cli.serve", "Serve a model over the OpenAI API."),
+    "doctor": _Command("pagelet.cli.doctor", "Say what this machine has, and what does not fit."),
+    "bench": _Command("pagelet.bench.cli", "Measure the engine and the server."),
+    "version": _Command("pagelet.cli.version", "Print the version."),
+}
+
+
+class LazyCommands(TyperGroup):
+    """A group that knows its commands' names and help before it imports any of them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name].module)
+        return typer.main.get_command(module.app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in _COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=LazyCommands, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+
+
+@app.callback()
+def pagelet() -> None:
+    """Serve large language models: a paged-KV, continuous-batching engine with an OpenAI API."""
+
+
+def main() -> None:
+    """Entry point."""
+    app()
