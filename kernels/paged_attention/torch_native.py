@@ -14,6 +14,9 @@ from pagelet.kernels.precision import accumulation_dtype
 
 # Gathered elements of K and V that one decode call may hold; bounds memory at long contexts.
 _MAX_GATHERED = 1 << 25
+# Query tokens of a prefill that share a mask: bounds its memory, and skips most keys that are
+# masked anyway.
+_PREFILL_TOKENS = 512
 
 
 def paged_attention(
@@ -132,23 +135,35 @@ def _prefill(
 ) -> torch.Tensor:
     query_len = query.shape[0]
     block_size = kv_cache.shape[3]
-    computed = seq_len - query_len
-    begin = 0 if window is None else max(0, computed + 1 - window)
-    first_block = begin // block_size
+    first_position = seq_len - query_len
+    first_block = _window_begin(first_position, window) // block_size
     blocks = block_table[first_block : -(-seq_len // block_size)].unsqueeze(0)
-    # Cut to the tokens that some query sees, so that nothing of other contexts is in the sum.
-    seen = slice(begin - first_block * block_size, seq_len - first_block * block_size)
-    key, value = (x[:, :, seen] for x in _gather(kv_cache, blocks))
+    key, value = _gather(kv_cache, blocks)
+    gathered_from = first_block * block_size
 
-    mask = None
-    if computed or window is not None or softcap is not None:
-        queries = torch.arange(computed, seq_len, device=query.device).unsqueeze(1)
-        keys = torch.arange(begin, seq_len, device=query.device)
-        mask = keys <= queries
-        if window is not None:
-            mask &= keys > queries - window
-    heads_first = query.transpose(0, 1).unsqueeze(0)
-    return _attend(heads_first, key, value, mask, scale, softcap)[0].transpose(0, 1)
+    out = torch.empty_like(query)
+    for start in range(first_position, seq_len, _PREFILL_TOKENS):
+        end = min(start + _PREFILL_TOKENS, seq_len)
+        begin = _window_begin(start, window)
+        # Exactly the keys that some of these queries see: nothing else can enter the sums.
+        seen = slice(begin - gathered_from, end - gathered_from)
+        mask = None
+        if begin != start or window is not None or softcap is not None:
+            queries = torch.arange(start, end, device=query.device).unsqueeze(1)
+            keys = torch.arange(begin, end, device=query.device)
+            mask = keys <= queries
+            if window is not None:
+                mask &= keys > queries - window
+        tokens = slice(start - first_position, end - first_position)
+        heads_first = query[tokens].transpose(0, 1).unsqueeze(0)
+        attended = _attend(heads_first, key[:, :, seen], value[:, :, seen], mask, scale, softcap)
+        out[tokens] = attended[0].transpose(0, 1)
+    return out
+
+
+def _window_begin(position: int, window: int | None) -> int:
+    """The first position that a query attends to."""
+    return 0 if window is None else max(0, position + 1 - window)
 
 
 def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,153 @@
+"""Every implementation of the small operations equals its reference, on random shapes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from pagelet.kernels.dispatch import Op
+from pagelet.kernels.embedding import embedding
+from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from pagelet.kernels.linear import linear
+from pagelet.kernels.moe import moe
+from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
+from pagelet.kernels.rotary import rotary
+from support.tolerance import TOLERANCE
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SEEDS = st.integers(0, 10_000)
+
+
+class Random:
+    """Tensors of one element type from one seed."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = dtype
+
+    def size(self, low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=self.generator))
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
+
+
+def norm_arguments(random: Random) -> tuple[Any, ...]:
+    size = random.size(1, 70)
+    return random(random.size(0, 5), size), random(size), 1e-6, bool(random.size(0, 1))
+
+
+def add_norm_arguments(random: Random) -> tuple[Any, ...]:
+    x, weight, eps, plus_one = norm_arguments(random)
+    return x, random(*x.shape), weight, eps, plus_one
+
+
+def head_norm_arguments(random: Random) -> tuple[Any, ...]:
+    """As norms of queries get them: a slice of heads, not contiguous."""
+    heads = random(random.size(0, 5), 6, 16)
+    return heads[:, 1:4], random(16), 1e-6, False
+
+
+def rotary_arguments(random: Random) -> tuple[Any, ...]:
+    tokens, half = random.size(0, 6), random.size(1, 9)
+    angles = random(tokens, half).to(
+        torch.float64 if random.dtype == torch.float64 else torch.float32
+    )
+    return random(tokens, 5, 2 * half)[:, : random.size(1, 5)], angles.cos(), angles.sin()
+
+
+def gated_arguments(random: Random) -> tuple[Any, ...]:
+    return (random(random.size(0, 5), 2 * random.size(1, 40)) * 3,)
+
+
+def moe_arguments(random: Random) -> tuple[Any, ...]:
+    experts, hidden, width = random.size(1, 9), random.size(1, 20), random.size(1, 20)
+    tokens = random.size(0, 12)
+    return (
+        random(tokens, hidden),
+        random(tokens, experts),
+        random(experts, 2 * width, hidden) * hidden**-0.5,
+        random(experts, hidden, width) * width**-0.5,
+        random.size(1, experts),
+        bool(random.size(0, 1)),
+    )
+
+
+OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
+    (rms_norm, norm_arguments),
+    (rms_norm, head_norm_arguments),
+    (add_rms_norm, add_norm_arguments),
+    (rotary, rotary_arguments),
+    (silu_and_mul, gated_arguments),
+    (gelu_and_mul, gated_arguments),
+    (moe, moe_arguments),
+]
+CASES = [
+    pytest.param(op, name, arguments, id=f"{arguments.__name__}-{op.name}-{name}")
+    for op, arguments in OPS
+    for name in op.implementations
+    if name != "reference"
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op", "name", "arguments"), CASES)
+@given(seed=SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_equals_reference(
+    op: Op[..., Any],
+    name: str,
+    arguments: Callable[[Random], tuple[Any, ...]],
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    given_arguments = arguments(Random(seed, dtype))
+    expected = op.implementations["reference"](*given_arguments)
+    actual = op.implementations[name](*given_arguments)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+def test_references_equal_torch() -> None:
+    """The references themselves, against torch's own functions."""
+    random = Random(0, torch.float64)
+    x, weight = random(7, 30), random(30)
+    expected = torch.nn.functional.rms_norm(x, (30,), weight, 1e-6)
+    torch.testing.assert_close(rms_norm.implementations["reference"](x, weight, 1e-6), expected)
+    torch.testing.assert_close(
+        rms_norm.implementations["reference"](x, weight - 1, 1e-6, plus_one=True), expected
+    )
+    gate, up = x.chunk(2, dim=-1)
+    for op, act in (
+        (silu_and_mul, torch.nn.functional.silu(gate)),
+        (gelu_and_mul, torch.nn.functional.gelu(gate, approximate="tanh")),
+    ):
+        torch.testing.assert_close(op.implementations["reference"](x), act * up)
+    table, bias = random(5, 30), random(5)
+    torch.testing.assert_close(linear(x, table, bias), x @ table.T + bias)
+
+
+def test_rotary_turns_pairs_and_keeps_relative_positions() -> None:
+    random = Random(1, torch.float64)
+    query, key = random(1, 1, 8), random(1, 1, 8)
+    frequencies = random(1, 4).abs()
+
+    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+        angles = frequencies * position
+        return rotary.implementations["reference"](x, angles.cos(), angles.sin())
+
+    near = (turned(query, 5) * turned(key, 3)).sum()
+    far = (turned(query, 105) * turned(key, 103)).sum()
+    torch.testing.assert_close(near, far)
+    assert not torch.allclose(near, (turned(query, 6) * turned(key, 3)).sum())
+    torch.testing.assert_close(turned(query, 9).norm(), query.norm())
+
+
+def test_embedding_is_zero_outside_its_shard() -> None:
+    weight = Random(2, torch.float32)(4, 3)
+    out = embedding(torch.tensor([0, 10, 13, 14, 9]), weight, 10)
+    expected = torch.zeros(5, 3)
+    expected[1], expected[2] = weight[0], weight[3]
+    assert torch.equal(out, expected)
