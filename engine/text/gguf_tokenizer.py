@@ -78,10 +78,6 @@ _ALIASES: Final = {
     "deepseek-r1-qwen": "qwen2",
 }
 
-# llama.cpp ends an answer at these as well, since files name one end token and chat models use two.
-_END_TOKENS: Final = frozenset(
-    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
-)
 _SPECIAL_NAMES: Final = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 
 
@@ -92,8 +88,7 @@ class GGUFTokenizer:
     backend: Tokenizer
     special_tokens: dict[str, str]
     """`bos_token` and so on, by the names that chat templates use."""
-    eos_token_ids: tuple[int, ...]
-    chat_template: str | dict[str, str] | None
+    chat_template: str | None
 
 
 def read_gguf_tokenizer(metadata: dict[str, Any]) -> GGUFTokenizer:
@@ -118,8 +113,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> GGUFTokenizer:
             for theirs, ours in _SPECIAL_NAMES.items()
             if (token_id := vocabulary.special_id(theirs)) is not None
         },
-        eos_token_ids=vocabulary.eos_token_ids(),
-        chat_template=_chat_template(metadata),
+        chat_template=metadata.get("tokenizer.chat_template"),
     )
 
 
@@ -172,15 +166,6 @@ class _Vocabulary:
         if token_id is None or not 0 <= token_id < len(self.tokens):
             return None
         return int(token_id)
-
-    def eos_token_ids(self) -> tuple[int, ...]:
-        named = (self.special_id(name) for name in ("eos", "eot", "eom"))
-        known = (
-            self.ids[token]
-            for token in sorted(_END_TOKENS & self.ids.keys())
-            if self.types[self.ids[token]] == TokenType.CONTROL
-        )
-        return tuple(dict.fromkeys(i for i in (*named, *known) if i is not None))
 
     def finish(self, backend: Tokenizer, *, add_bos: bool, normalized: bool) -> Tokenizer:
         """Adds the tokens that are found whole in a text, and BOS and EOS around it."""
@@ -275,12 +260,3 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
             left, right = token[:cut], token[cut:]
             if left in ids and right in ids:
                 yield left, right
-
-
-def _chat_template(metadata: dict[str, Any]) -> str | dict[str, str] | None:
-    default = metadata.get("tokenizer.chat_template")
-    prefix = "tokenizer.chat_template."
-    named = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
-    if not named:
-        return default
-    return named if default is None else {"default": default, **named}

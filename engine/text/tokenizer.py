@@ -1,7 +1,6 @@
 """A model's tokenizer: text to token ids and back, on Hugging Face's `tokenizers`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import tokenizers
 
@@ -22,8 +21,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: dict[str, str] | None = None,
-        eos_token_ids: Sequence[int] = (),
-        chat_template: str | dict[str, str] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -31,18 +29,18 @@ class Tokenizer:
         self.special_tokens = special_tokens or {}
         """Named ones, such as `bos_token`, as chat templates get them."""
         self.chat_template = chat_template
-        """Jinja source; a dict if there are several by name, such as `default` and `tool_use`."""
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        """Tokens that really exist; their ids are not always the first ones."""
+        """Jinja source."""
+        ids = set(backend.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = len(ids)
+        """Tokens that really exist."""
+        self.max_token_id = max(ids, default=-1)
+        self.missing_ids = frozenset(range(self.max_token_id)) - ids
+        """Ids up to the largest that have no token; mostly none."""
         self._decoding = TokenDecoding(backend)
         self.special_ids = self._decoding.special_ids
         """Tokens that `skip_special_tokens` leaves out of the text."""
         self.bos_token_id = self._named_id("bos_token")
-        named_eos = self._named_id("eos_token")
-        self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids) or (
-            () if named_eos is None else (named_eos,)
-        )
-        """Tokens that end an answer."""
+        self.eos_token_id = self._named_id("eos_token")
         self._texts: dict[int, tuple[str, bytes]] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -68,7 +66,7 @@ class Tokenizer:
 
     def has_token(self, token_id: int) -> bool:
         """Whether there is a token of this id."""
-        return self._decoding.token(token_id) is not None
+        return 0 <= token_id <= self.max_token_id and token_id not in self.missing_ids
 
     def token_id(self, token: str) -> int | None:
         """Id of a token as the vocabulary spells it."""
@@ -88,10 +86,3 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
-
-
-def token_content(value: Any) -> str | None:
-    """A special token of `tokenizer_config.json`, which is a string or an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None

@@ -212,18 +212,13 @@ def test_pre_tokenizers_differ_in_digits_and_bos(pre: str, expected: list[str]) 
     assert tokens(byte_level_metadata(pre=pre), "1111 a") == expected
 
 
-def test_end_tokens() -> None:
-    """The named one, and control tokens that are known to end a turn."""
-    assert read_gguf_tokenizer(byte_level_metadata(pre="gpt-2")).eos_token_ids == (0, 7)
-
-
-def test_chat_templates_by_name() -> None:
+def test_special_tokens_and_chat_template() -> None:
     metadata = byte_level_metadata()
     assert read_gguf_tokenizer(metadata).chat_template is None
     metadata["tokenizer.chat_template"] = "plain"
-    assert read_gguf_tokenizer(metadata).chat_template == "plain"
-    metadata["tokenizer.chat_template.tool_use"] = "tools"
-    assert read_gguf_tokenizer(metadata).chat_template == {"default": "plain", "tool_use": "tools"}
+    read = read_gguf_tokenizer(metadata)
+    assert read.chat_template == "plain"
+    assert read.special_tokens == {"bos_token": "<|eot_id|>", "eos_token": "a"}
 
 
 @pytest.mark.parametrize(
