@@ -24,12 +24,14 @@ class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_queue: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """Most answers in flight, waiting or running; more get 429 with Retry-After."""
     rate_limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Most requests a minute of one client: an API key, or an address where there are no keys.
+    """Most requests a minute of one API key, or of all clients together where there are no keys.
     None is no limit."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 << 20
     """Largest request body; larger ones get 413."""
     cors_origins: list[str] = []
     """Origins that browsers may call from; none by default."""
+    metric_aliases: bool = True
+    """Expose metrics under names that vLLM dropped, too, as shipped dashboards still query them."""
     drain_timeout: NonNegativeFloat = 600.0
     """Most seconds that running requests get to finish after SIGTERM."""
     step_timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0

@@ -21,12 +21,3 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is no size: it must be at least 1 byte")
     return int(size)
-
-
-def format_bytes(size: int) -> str:
-    """Such as "1.5 GiB"."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

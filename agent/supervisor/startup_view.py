@@ -54,10 +54,7 @@ class StartupView:
         tokens = f"{kv_cache_tokens[0]:,} tokens" if kv_cache_tokens else "unknown"
         if len(kv_cache_tokens) > 1:
             tokens = f"{len(kv_cache_tokens)} x {tokens}"
-        line = (
-            f"Serving {model_name} at {self._url} "
-            f"(KV cache: {tokens}; ready in {seconds:.1f} s)"
-        )
+        line = f"Serving {model_name} at {self._url} (KV cache: {tokens}; ready in {seconds:.1f} s)"
         if self._stream.isatty():
             self.close()
             print(line, file=self._stream, flush=True)

@@ -1,0 +1,28 @@
+"""The checks that `pagelet serve` makes before it starts anything: those that take no time."""
+
+from pagelet.agent.doctor.checks import Finding
+from pagelet.agent.doctor.gpu import check_gpus
+from pagelet.agent.doctor.memory import check_memory, check_shared_memory
+from pagelet.agent.doctor.processor import check_cores, check_instructions
+from pagelet.agent.doctor.system import check_open_files
+from pagelet.protocol.config import EngineOptions
+
+
+def check_before_serving(options: EngineOptions) -> list[Finding]:
+    """What this machine is for these options."""
+    findings = [check_cores(), check_open_files()]
+    if options.runner == "simulated":
+        return findings
+    parallel = options.parallel
+    processes = parallel.tensor_parallel_size * parallel.data_parallel_size
+    needed = processes if options.device == "cuda" else 0
+    gpus = [] if options.device == "cpu" else check_gpus(needed=needed)
+    on_cpu = all(finding.status == "absent" for finding in gpus)
+    model = None if options.model.load_format == "dummy" else options.model.source
+    return [
+        *findings,
+        check_instructions(),
+        check_memory(model, on_cpu=on_cpu, copies=parallel.data_parallel_size),
+        check_shared_memory(processes),
+        *gpus,
+    ]

@@ -1,0 +1,118 @@
+"""The API process: `python -m pagelet.agent.serve --config-fd N`, started by the supervisor.
+
+Serves HTTP on the inherited listening socket. It answers at once, `/ready` with 503 until an
+engine core is there. SIGTERM makes it refuse new requests, wait for those that run, and exit with
+code 0.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from pagelet.agent.http.app import create_app
+from pagelet.agent.http.server import Server
+from pagelet.agent.launch import ApiLaunch
+from pagelet.engine.async_llm import AsyncLLM
+from pagelet.engine.child import ParentLink
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.logs import configure_logging
+from pagelet.engine.source import ModelSourceError
+
+_CLOSE_SECONDS = 2
+"""For answers to leave the kernel's buffers once all requests have ended."""
+
+log = logging.getLogger("pagelet.agent.serve")
+
+
+class HTTPServer(uvicorn.Server):
+    """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
+    while this server drains, probes must still be answered and new requests refused in words."""
+
+    def __init__(self, app: FastAPI, on_started: Callable[[], None]) -> None:
+        self._on_started = on_started
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tells once requests are answered."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+async def serve(launch: ApiLaunch, link: ParentLink) -> None:
+    """Serves until drained."""
+    options, settings = launch.options, launch.settings
+    loop = asyncio.get_running_loop()
+    llm = await AsyncLLM.connect(
+        options, launch.socket_paths, launch.heartbeat_paths, step_timeout=settings.step_timeout
+    )
+    app = create_app(llm, settings)
+    server = HTTPServer(app, lambda: link.report_serving(llm.served_model_names[0]))
+    drains: list[asyncio.Task[None]] = []
+
+    def begin_drain() -> None:
+        if not drains:
+            drains.append(loop.create_task(_drain(app.state.server, settings.drain_timeout)))
+            drains[0].add_done_callback(lambda task: setattr(server, "should_exit", True))
+
+    loop.add_signal_handler(signal.SIGTERM, begin_drain)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+    gc.collect()
+    gc.freeze()  # modules and tokenizer live as long as the process: never scan them again
+    await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
+    await llm.close()
+
+
+async def _drain(server: Server, most_seconds: float) -> None:
+    server.begin_drain()
+    try:
+        async with asyncio.timeout(most_seconds):
+            await server.wait_idle()
+    except TimeoutError:
+        log.warning(
+            "%d requests did not finish within the %g s of --drain-timeout and are cut off",
+            server.open_requests,
+            most_seconds,
+        )
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config-fd", type=int, required=True)
+    launch, link = ParentLink.accept(parser.parse_args().config_fd, ApiLaunch)
+    settings = launch.settings
+    configure_logging(settings.log_level, settings.log_format, "API server")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(launch, link))
+    except (ConfigurationError, ModelSourceError) as error:
+        link.fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

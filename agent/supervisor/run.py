@@ -1,0 +1,102 @@
+"""From a configuration to a running server: check the machine, bind the port, start the tree."""
+
+import functools
+import logging
+import resource
+import sys
+from collections.abc import Iterable
+
+from pagelet.agent.doctor.before_serving import check_before_serving
+from pagelet.agent.doctor.checks import Finding
+from pagelet.agent.launch import ApiLaunch, launch_api
+from pagelet.agent.settings import ServeSettings
+from pagelet.agent.supervisor.listener import ListenError, bind, url
+from pagelet.agent.supervisor.managed import Managed, ManagedCore
+from pagelet.agent.supervisor.runtime_dir import RuntimeDir
+from pagelet.agent.supervisor.startup_view import StartupView
+from pagelet.agent.supervisor.supervisor import StartError, Supervisor
+from pagelet.engine.child import EXIT_CONFIGURATION
+from pagelet.engine.core.launch import CoreLaunch, launch_core
+from pagelet.engine.logs import configure_logging
+from pagelet.protocol.config import EngineOptions
+
+log = logging.getLogger(__name__)
+
+
+def run_server(options: EngineOptions, settings: ServeSettings) -> int:
+    """Serves until told to stop; returns the exit code. The last line on stderr says why it could
+    not."""
+    configure_logging(settings.log_level, settings.log_format, "supervisor")
+    _raise_open_file_limit()
+    try:
+        _refuse_what_fails(check_before_serving(options))
+        return _supervise(options, settings)
+    except ListenError as error:
+        return _fail(str(error), EXIT_CONFIGURATION, settings)
+    except StartError as error:
+        return _fail(str(error), error.exit_code, settings)
+
+
+def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
+    listener = bind(settings.host, settings.port)
+    runtime = RuntimeDir()
+    try:
+        ranks = range(options.parallel.data_parallel_size)
+        cores = [
+            ManagedCore(
+                f"engine core {index}",
+                functools.partial(
+                    launch_core,
+                    CoreLaunch(
+                        options=options,
+                        engine_index=index,
+                        socket_path=runtime.socket_path(index),
+                        heartbeat_path=runtime.heartbeat_path(index),
+                        log_level=settings.log_level,
+                        log_format=settings.log_format,
+                    ),
+                ),
+                runtime.heartbeat_path(index),
+            )
+            for index in ranks
+        ]
+        launch = ApiLaunch(
+            options=options,
+            settings=settings,
+            listen_fd=listener.fileno(),
+            socket_paths=[runtime.socket_path(index) for index in ranks],
+            heartbeat_paths=[runtime.heartbeat_path(index) for index in ranks],
+        )
+        supervisor = Supervisor(
+            Managed("API server", functools.partial(launch_api, launch, listener)),
+            cores,
+            drain_timeout=settings.drain_timeout,
+            step_timeout=settings.step_timeout,
+            view=StartupView(url(listener, settings.host)),
+        )
+        return supervisor.run()
+    finally:
+        runtime.close()
+        listener.close()
+
+
+def _refuse_what_fails(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        if finding.status == "fail":
+            raise StartError(finding.words, EXIT_CONFIGURATION)
+        if finding.status == "warn":
+            log.warning(finding.words)
+
+
+def _raise_open_file_limit() -> None:
+    """Each connection takes a file descriptor, and common soft limits are 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _fail(message: str, exit_code: int, settings: ServeSettings) -> int:
+    if settings.log_format == "json":
+        log.critical(message)
+    else:
+        print(f"Error: {message}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,324 @@
+"""`pagelet serve MODEL`: options to configuration, then over to the supervisor."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings
+from pagelet.cli.sizes import parse_bytes
+from pagelet.protocol.config import (
+    CacheOptions,
+    DType,
+    EngineOptions,
+    KVEventsOptions,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    SimulatedRunnerOptions,
+)
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+# The defaults of options are those of the typed configuration.
+_CACHE, _SCHEDULER, _PARALLEL = CacheOptions(), SchedulerOptions(), ParallelOptions()
+_SIMULATED, _SERVE = SimulatedRunnerOptions(), ServeSettings()
+
+
+def _parse_size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _parse_block_size(text: str) -> int:
+    if text not in ("8", "16", "32", "64", "128"):
+        raise typer.BadParameter(f"{text} is not one of 8, 16, 32, 64 and 128")
+    return int(text)
+
+
+def _check_share(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise typer.BadParameter(f"{value} is not more than 0 and at most 1; 0.9 means 90%")
+    return value
+
+
+def _check_positive(value: float) -> float:
+    if value <= 0:
+        raise typer.BadParameter(f"{value} is not more than 0")
+    return value
+
+
+def _check_keys(keys: list[str] | None) -> list[str] | None:
+    if keys and not all(key.strip() for key in keys):
+        raise typer.BadParameter("an empty key would let everyone in; leave the option out instead")
+    return keys
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="hf://ORG/NAME[@REVISION], a folder, a .gguf file, or package://NAME.",
+        ),
+    ],
+    # Server
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = _SERVE.host,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
+    ] = _SERVE.port,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that requests may use; give it again for aliases. Answers have the first. "
+            "[default: from MODEL]"
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="PAGELET_API_KEY",
+            callback=_check_keys,
+            help="Key that requests must present; give it again for more. Other users of the "
+            "machine see a command line: better use the variable or a file. [default: none asked]",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="File with one key a line, read again when it changes. [default: none]",
+        ),
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Most answers in flight; above that 429 with Retry-After.")
+    ] = _SERVE.max_queue,
+    rate_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most requests a minute of one API key, or of all clients together without keys. "
+            "[default: no limit]",
+        ),
+    ] = None,
+    max_body_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES", parser=_parse_size, help="Largest request body, such as 16MiB."
+        ),
+    ] = f"{_SERVE.max_body_bytes >> 20}MiB",  # type: ignore[assignment]
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin that browsers may call from; give it again for more. [default: none]"
+        ),
+    ] = None,
+    metric_aliases: Annotated[
+        bool,
+        typer.Option(
+            help="Expose metrics under older names of vLLM's too, which dashboards still query."
+        ),
+    ] = _SERVE.metric_aliases,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Most seconds that streams get to finish after SIGTERM."),
+    ] = _SERVE.drain_timeout,
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            callback=_check_positive,
+            help="Seconds without progress after which an engine with work is restarted.",
+        ),
+    ] = _SERVE.step_timeout,
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = (
+        _SERVE.log_level
+    ),
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: one object a line.")
+    ] = _SERVE.log_format,
+    # Model
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Where the tokenizer comes from, as MODEL. [default: from MODEL]"),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="File with a Jinja chat template. [default: the model's]",
+        ),
+    ] = None,
+    dtype: Annotated[
+        DType,
+        typer.Option(
+            help="Of weights and activations. auto: the checkpoint's, but float32 on a CPU without "
+            "bfloat16 instructions."
+        ),
+    ] = "auto",
+    load_format: Annotated[
+        Literal["auto", "dummy"], typer.Option(help="dummy: random weights, for speed tests.")
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Longest prompt and answer together, in tokens. [default: the model's]"
+        ),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU if there is one.")
+    ] = "auto",
+    # KV cache and scheduler
+    block_size: Annotated[
+        int,
+        typer.Option(
+            parser=_parse_block_size,
+            metavar="[8|16|32|64|128]",
+            help="Tokens a KV cache block.",
+        ),
+    ] = str(_CACHE.block_size),  # type: ignore[assignment]
+    kv_cache_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            parser=_parse_size,
+            help="Size of the KV cache, such as 2GiB. [default: from --memory-utilization]",
+        ),
+    ] = None,
+    memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            callback=_check_share,
+            help="Share of the device's memory for weights, activations and KV cache together. "
+            "[default: 0.9 on a GPU, 0.4 on a CPU]",
+        ),
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Exact number of KV cache blocks, for tests. [default: as many as fit]"
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Compute a prompt prefix that was seen before only once.")
+    ] = _CACHE.enable_prefix_caching,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Most requests in one step.")
+    ] = _SCHEDULER.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens in one step; longer prompts take several.")
+    ] = _SCHEDULER.max_num_batched_tokens,
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        typer.Option(help="priority: smaller `priority` first, then first come, first served."),
+    ] = _SCHEDULER.policy,
+    async_scheduling: Annotated[
+        bool, typer.Option(help="Schedule the next step while the last one runs.")
+    ] = _SCHEDULER.async_scheduling,
+    # Processes
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Processes (GPUs) that share one copy of the model.")
+    ] = _PARALLEL.tensor_parallel_size,
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Copies of the model, each with an engine of its own.")
+    ] = _PARALLEL.data_parallel_size,
+    # KV events
+    kv_events_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="ZMQ endpoint to publish KV events at, such as tcp://*:5557. [default: off]"
+        ),
+    ] = None,
+    kv_events_replay_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="ZMQ endpoint that replays missed events, such as tcp://*:5558. [default: off]"
+        ),
+    ] = None,
+    kv_events_topic: Annotated[
+        str,
+        typer.Option(help="Topic of KV events. [default: kv@ADDRESS@MODEL]", show_default=False),
+    ] = "",
+    # Simulation
+    runner: Annotated[
+        Literal["model", "simulated"],
+        typer.Option(help="simulated: no model runs, its time does; tokens are made up."),
+    ] = "model",
+    simulated_step_seconds: Annotated[
+        float, typer.Option(min=0, help="Simulated runner: seconds a step.")
+    ] = _SIMULATED.step_seconds,
+    simulated_token_seconds: Annotated[
+        float, typer.Option(min=0, help="Simulated runner: seconds for each token of a step.")
+    ] = _SIMULATED.token_seconds,
+    simulated_context_token_seconds: Annotated[
+        float, typer.Option(min=0, help="Simulated runner: seconds for each token of context.")
+    ] = _SIMULATED.context_token_seconds,
+) -> None:
+    """Serve a model over the OpenAI API.
+
+    SIGTERM or Ctrl-C lets streams finish, then exits with code 0; a second one stops at once. Exit
+    code 78 says that the configuration cannot work, 1 that something keeps crashing.
+    """
+    options = EngineOptions(
+        model=ModelOptions(
+            source=model,
+            tokenizer=tokenizer,
+            chat_template=None if chat_template is None else str(chat_template),
+            served_model_names=served_model_name or [],
+            dtype=dtype,
+            max_model_len=max_model_len,
+            load_format=load_format,
+        ),
+        cache=CacheOptions(
+            block_size=block_size,  # type: ignore[arg-type]
+            kv_cache_memory_bytes=kv_cache_memory,
+            memory_utilization=memory_utilization,
+            num_blocks=num_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+        ),
+        scheduler=SchedulerOptions(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy=scheduling_policy,
+            async_scheduling=async_scheduling,
+        ),
+        parallel=ParallelOptions(
+            tensor_parallel_size=tensor_parallel_size, data_parallel_size=data_parallel_size
+        ),
+        kv_events=KVEventsOptions(
+            endpoint=kv_events_endpoint,
+            replay_endpoint=kv_events_replay_endpoint,
+            topic=kv_events_topic,
+        ),
+        runner=runner,
+        simulated=SimulatedRunnerOptions(
+            step_seconds=simulated_step_seconds,
+            token_seconds=simulated_token_seconds,
+            context_token_seconds=simulated_context_token_seconds,
+        ),
+        device=device,
+    )
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        api_keys=api_key or [],
+        api_key_file=None if api_key_file is None else str(api_key_file),
+        max_queue=max_queue,
+        rate_limit=rate_limit,
+        max_body_bytes=max_body_bytes,
+        cors_origins=cors_origin or [],
+        metric_aliases=metric_aliases,
+        drain_timeout=drain_timeout,
+        step_timeout=step_timeout,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    from pagelet.agent.supervisor.run import run_server
+
+    raise typer.Exit(run_server(options, settings))
