@@ -1,0 +1,39 @@
+"""Picks the executor that the options ask for. Imports torch only where this process needs it."""
+
+from collections.abc import Callable
+
+from pagelet.engine.executor.base import Executor
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.source import ModelFiles
+from pagelet.protocol.config import EngineOptions
+
+
+def make_executor(
+    options: EngineOptions,
+    files: ModelFiles,
+    config: ModelConfig,
+    max_model_len: int,
+    stage: Callable[[str], None] = lambda text: None,
+    num_real_tokens: int | None = None,
+) -> Executor:
+    """Loads the model in this process, or in one worker a tensor-parallel rank; `stage` is told
+    how far it is. `num_real_tokens` is the tokenizer's size, where the vocabulary is padded beyond
+    it. Raises `ConfigurationError` or `ExecutorFailed`.
+    """
+    if options.runner == "simulated":
+        from pagelet.engine.runner.simulated import SimulatedExecutor
+
+        windows = [config.window(layer) for layer in range(config.num_layers)]
+        asked = options.cache.num_blocks
+        blocks = {} if asked is None else {"num_blocks": asked}
+        return SimulatedExecutor(options.simulated, config.vocab_size, windows, **blocks)
+    if options.parallel.tensor_parallel_size > 1:
+        from pagelet.engine.executor.multiproc import MultiprocExecutor
+
+        return MultiprocExecutor(options, files, config, max_model_len, stage, num_real_tokens)
+    from pagelet.engine.executor.inproc import InprocExecutor
+    from pagelet.engine.executor.load import load_runner
+
+    return InprocExecutor(
+        lambda: load_runner(options, files, config, max_model_len, stage, num_real_tokens)
+    )

@@ -1,0 +1,44 @@
+"""The executor of one rank: a thread of this process."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pagelet.engine.errors import ExecutorFailed
+from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.step import RunnerOutput, SchedulerOutput
+
+
+class InprocExecutor:
+    """Implements `Executor`. The thread runs steps one after another; torch's operations leave the
+    interpreter to the scheduler's thread meanwhile."""
+
+    def __init__(self, make_runner: Callable[[], ModelRunner]) -> None:
+        """Builds the runner in the thread that will use it. Raises what `make_runner` raises."""
+        self._thread = ThreadPoolExecutor(1, "model-runner")
+        self._failure: Exception | None = None
+        try:
+            self._runner = self._thread.submit(make_runner).result()
+        except BaseException:
+            self._thread.shutdown(cancel_futures=True)
+            raise
+        self.layout = self._runner.layout
+        self.num_blocks = self._runner.num_blocks
+
+    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+        """See `Executor`. The future of a step that raised, and those of all later ones, fail with
+        `ExecutorFailed`."""
+        return self._thread.submit(self._step, plan)
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _step(self, plan: SchedulerOutput) -> RunnerOutput:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            return self._runner.execute(plan)
+        except Exception as error:
+            # The state rows may be half updated: nothing later could be trusted.
+            self._failure = self._failure or error
+            raise ExecutorFailed(f"step {plan.step} failed: {self._failure!r}") from error

@@ -1,0 +1,49 @@
+"""Which device and which dtype the model runs in."""
+
+import torch
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.protocol.config import ModelOptions
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+_BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
+
+
+def choose_device(asked: str, rank: int = 0) -> torch.device:
+    """The device of a tensor-parallel rank. `auto` is a GPU where there is one. Raises
+    `ConfigurationError` if the asked-for one is not there."""
+    num_gpus = torch.cuda.device_count()
+    if asked == "cpu" or (asked == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    if num_gpus <= rank:
+        raise ConfigurationError(
+            f"rank {rank} needs a GPU of its own but torch sees {num_gpus}: lower "
+            f"--tensor-parallel-size to {num_gpus}"
+            if num_gpus
+            else "torch sees no CUDA device: check the driver, or give --device cpu"
+        )
+    return torch.device("cuda", rank)
+
+
+def choose_dtype(options: ModelOptions, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of weights and activations. `auto` is the checkpoint's, but on a CPU float32
+    unless that is bfloat16 and the processor computes in it: torch's float16 there is slow."""
+    if options.dtype != "auto":
+        return _DTYPES[options.dtype]
+    dtype = _DTYPES[checkpoint_dtype]
+    if device.type == "cpu" and dtype is torch.float16:
+        return torch.float32
+    if device.type == "cpu" and dtype is torch.bfloat16 and not has_bf16_instructions():
+        return torch.float32
+    return dtype
+
+
+def has_bf16_instructions() -> bool:
+    """Whether this CPU multiplies bfloat16 (AVX-512 BF16, AMX, or Arm's BF16)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in _BF16_INSTRUCTIONS)

@@ -1,0 +1,172 @@
+"""The memory budget: how many KV blocks fit beside the weights and the largest step."""
+
+import dataclasses
+import math
+import os
+from typing import NoReturn
+
+import torch
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.host_memory import read_host_memory
+from pagelet.engine.kv.spec import KVLayout, make_layout
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.models.tensor_parallel import kv_heads_per_rank
+from pagelet.protocol.config import CacheOptions, EngineOptions
+
+_MIB = 1 << 20
+_DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
+_CPU_DEFAULT_KV_BYTES = 4 << 30
+"""On a machine shared with others the default KV cache stops here, unless one request of the
+longest length needs more."""
+_SAMPLING_BYTES = 32
+"""A logit's share of the widest moment in sampling: logits in two precisions, weights, prefix sums
+and one filter's copy."""
+_ATTENTION_GATHER_ELEMENTS = 1 << 26
+"""Keys and values that attention gathers at once, together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """One device's memory once the weights are loaded, in bytes."""
+
+    total: int
+    free: int
+    own: int
+    """Used by this process: the weights."""
+    others: str = ""
+    """Who else uses it, in words for an error message."""
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int) -> KVLayout:
+    """How the model's layers share pages on one rank."""
+    heads = kv_heads_per_rank(config, tp_size)
+    page_bytes = 2 * block_size * heads * config.head_dim * dtype.itemsize
+    return make_layout([config.window(layer) for layer in range(config.num_layers)], page_bytes)
+
+
+def read_device_memory(device: torch.device, weight_bytes: int) -> DeviceMemory:
+    """What a device has now. `weight_bytes` is what this process holds there."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total, free, weight_bytes, _gpu_users(device))
+    host = read_host_memory()
+    return DeviceMemory(host.total, host.available, weight_bytes)
+
+
+def activation_bytes(
+    config: ModelConfig, options: EngineOptions, max_model_len: int, dtype: torch.dtype
+) -> int:
+    """An upper bound of what the largest step needs beside weights and KV cache.
+
+    A formula, not a trial step: on a CPU that step takes seconds and would be most of the start,
+    and what an operator plans with must not depend on who else used the device in that moment
+    (vllm-project/vllm#55169). Counted are the tensors alive at a layer's widest point (residual
+    stream, projections before and after rotation, MLP), what attention gathers, and sampling for
+    `max_num_seqs` requests.
+    """
+    tokens = options.scheduler.max_num_batched_tokens
+    attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.moe is None:
+        mlp = 3 * config.intermediate_size
+    else:
+        expert = 3 * config.moe.intermediate_size + config.hidden_size
+        mlp = max(3 * config.intermediate_size, config.moe.num_experts_per_token * expert)
+    widest = 4 * config.hidden_size + 2 * attention + mlp
+    gathered = max(
+        _ATTENTION_GATHER_ELEMENTS, 2 * config.num_kv_heads * config.head_dim * max_model_len
+    )
+    mask = tokens * max_model_len
+    if config.attention_logit_softcap is not None:  # scores are written out
+        mask += 2 * 4 * config.num_heads * tokens * max_model_len
+    sampling = options.scheduler.max_num_seqs * config.vocab_size * _SAMPLING_BYTES
+    layer = tokens * widest * max(dtype.itemsize, 4) + gathered * dtype.itemsize + mask
+    return max(layer, sampling)
+
+
+def count_blocks(
+    options: CacheOptions,
+    memory: DeviceMemory,
+    activations: int,
+    layout: KVLayout,
+    max_model_len: int,
+    device_type: str,
+) -> int:
+    """The blocks that fit, the null block included.
+
+    Raises `ConfigurationError` if the asked-for size does not fit, or if nothing is left.
+    """
+    if options.num_blocks is not None:
+        return options.num_blocks
+    room = memory.free - activations
+    asked = options.kv_cache_memory_bytes
+    if asked is not None:
+        if asked > room:
+            raise ConfigurationError(
+                f"a KV cache of {_mib(asked)} does not fit: {_mib(memory.free)} are free once the "
+                f"weights are loaded{memory.others}, and the largest step needs "
+                f"{_mib(activations)} of them. Lower --kv-cache-memory by at least "
+                f"{_mib(asked - room)}, or --max-num-batched-tokens"
+            )
+        budget = asked
+    else:
+        share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
+        budget = min(math.floor(memory.total * share) - memory.own - activations, room)
+        if options.memory_utilization is None and device_type == "cpu":
+            # Every group of one longest request in full, and the null block.
+            blocks = len(layout.groups) * math.ceil(max_model_len / options.block_size) + 1
+            budget = min(budget, max(_CPU_DEFAULT_KV_BYTES, blocks * layout.block_bytes))
+    num_blocks = budget // layout.block_bytes
+    if num_blocks < 2:  # the null block holds no tokens
+        _raise_no_room(options, memory, activations, layout, budget, device_type)
+    return num_blocks
+
+
+def _raise_no_room(
+    options: CacheOptions,
+    memory: DeviceMemory,
+    activations: int,
+    layout: KVLayout,
+    budget: int,
+    device_type: str,
+) -> NoReturn:
+    missing = 2 * layout.block_bytes - budget
+    text = (
+        f"no memory is left for the KV cache: {_mib(memory.total)} in all, {_mib(memory.free)} of "
+        f"them free{memory.others}; weights take {_mib(memory.own)}, the largest step "
+        f"{_mib(activations)}, and one block {_mib(layout.block_bytes)}; {_mib(missing)} are "
+        "missing. "
+    )
+    if options.kv_cache_memory_bytes is not None:
+        raise ConfigurationError(f"{text}Raise --kv-cache-memory by at least {_mib(missing)}")
+    share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
+    if memory.free - activations >= 2 * layout.block_bytes:
+        needed = math.ceil(100 * (share + missing / memory.total)) / 100
+        raise ConfigurationError(f"{text}Raise --memory-utilization from {share} to {needed}")
+    raise ConfigurationError(
+        f"{text}Free memory, lower --max-num-batched-tokens or --max-num-seqs, or take a smaller "
+        "model or dtype"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:,.1f} MiB"
+
+
+def _gpu_users(device: torch.device) -> str:
+    """Other processes on a GPU, as far as the driver tells."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return ""
+    users = [
+        f"process {process.pid} {_mib(process.usedGpuMemory or 0)}"
+        for process in processes
+        if process.pid != os.getpid()
+    ]
+    return f" (in use by others: {', '.join(users)})" if users else ""

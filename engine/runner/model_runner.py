@@ -1,0 +1,170 @@
+"""Runs steps: state rows, forward pass, sampling."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.kv.spec import KVLayout
+from pagelet.engine.layers.context import SINGLE, ForwardContext, KVBinding, TensorParallel
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.models.registry import build_model
+from pagelet.engine.models.tensor_parallel import kv_heads_per_rank
+from pagelet.engine.runner.device import choose_device, choose_dtype
+from pagelet.engine.runner.inputs import StepInputs, build_inputs
+from pagelet.engine.runner.memory import (
+    activation_bytes,
+    count_blocks,
+    kv_layout,
+    read_device_memory,
+)
+from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
+from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
+from pagelet.engine.runner.state import IntArray, RequestRows
+from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.protocol.config import EngineOptions
+
+_BROKEN = "the model's logits for this request are not finite numbers"
+
+
+class ModelRunner:
+    """One rank's model, KV cache and state rows."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        config: ModelConfig,
+        weights: Iterable[tuple[str, torch.Tensor]] | None,
+        max_model_len: int,
+        *,
+        tp: TensorParallel = SINGLE,
+        num_real_tokens: int | None = None,
+        stage: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Loads the weights and makes the KV cache.
+
+        `weights` are the checkpoint's full tensors, or None for random ones. `num_real_tokens` is
+        the tokenizer's size, if the vocabulary is padded beyond it. `stage` is told what the
+        start-up is at. Raises `ConfigurationError` if the model cannot be built so, the checkpoint
+        does not fit it, or memory does not suffice.
+        """
+        self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
+        self.device = choose_device(options.device, tp.rank)
+        self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
+        self._model = _load_model(config, weights, self.dtype, self.device, tp)
+        stage("making the KV cache")
+        block_size = options.cache.block_size
+        self.layout = kv_layout(config, block_size, self.dtype, tp.size)
+        fitting = count_blocks(
+            options.cache,
+            read_device_memory(self.device, _weight_bytes(self._model)),
+            activation_bytes(config, options, max_model_len, self.dtype),
+            self.layout,
+            max_model_len,
+            self.device.type,
+        )
+        # The ranks share one block table, so the one with the least memory decides.
+        of_ranks = tp.all_gather(torch.tensor([fitting], device=self.device))
+        self.num_blocks = int(of_ranks.min())
+        page_shape = (kv_heads_per_rank(config, tp.size), block_size, config.head_dim)
+        self._kv = _make_kv_cache(
+            self.layout, config.num_layers, self.num_blocks, page_shape, self.dtype, self.device
+        )
+        self._rows = RequestRows(
+            options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        """Runs one step and returns what it brought, in the plan's order."""
+        self._rows.update(plan)
+        inputs = build_inputs(plan, self._rows)
+        context = ForwardContext(inputs.attention, self._kv)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
+        sampling = np.flatnonzero(inputs.samples)
+        sampled = self._sample(hidden, inputs, sampling) if len(sampling) else None
+        return _collect(plan, sampling.tolist(), sampled, of_prompts)
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs, sampling: IntArray) -> Sampled:
+        """Draws a token for the requests `sampling` (indices in the batch) and writes it to their
+        state rows, where the next step finds it."""
+        last_tokens = torch.from_numpy(inputs.query_start[1:][sampling] - 1).to(self.device)
+        logits = self._compute_logits(hidden[last_tokens])
+        rows, positions = inputs.rows[sampling], inputs.seq_lens[sampling]
+        sampled = sample_tokens(logits, self._rows, rows, positions)
+        self._rows.append(rows, positions, sampled.token_ids)
+        return sampled
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return raw_logits(self._model.compute_logits(hidden), self._num_tokens)
+
+
+def _load_model(
+    config: ModelConfig,
+    weights: Iterable[tuple[str, torch.Tensor]] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
+) -> CausalLM:
+    try:
+        model = build_model(config, dtype, device, tp)
+        if weights is None:
+            model.init_dummy()
+        else:
+            model.load_weights(weights)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return model
+
+
+def _weight_bytes(model: CausalLM) -> int:
+    """Of one rank; that norms are not divided is too little to count."""
+    elements = sum(math.prod(weight.shape) for weight in model.weights())
+    return elements * model.placement.dtype.itemsize // model.placement.tp.size
+
+
+def _make_kv_cache(
+    layout: KVLayout,
+    num_layers: int,
+    num_blocks: int,
+    page_shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[KVBinding]:
+    """Each layer's pages. Not zeroed, so that on a CPU pages take memory when they are used."""
+    slots = [
+        torch.empty(2, num_blocks, *page_shape, dtype=dtype, device=device)
+        for _ in range(layout.num_slots)
+    ]
+    places = [layout.place(layer) for layer in range(num_layers)]
+    return [KVBinding(slots[slot], group) for group, slot in places]
+
+
+def _collect(
+    plan: SchedulerOutput,
+    sampling: Sequence[int],
+    sampled: Sampled | None,
+    of_prompts: dict[int, PromptLogprobs],
+) -> RunnerOutput:
+    """The step's results; this is where the host waits for the device."""
+    results = [SampledToken(entry.request_id, []) for entry in plan.scheduled]
+    if sampled is not None:
+        tokens, broken = sampled.token_ids.tolist(), sampled.broken.tolist()
+        for order, index in enumerate(sampling):
+            result = results[index]
+            if broken[order]:
+                result.error = _BROKEN
+                continue
+            result.token_ids.append(tokens[order])
+            if order in sampled.logprobs:
+                result.logprobs = [sampled.logprobs[order]]
+    for index, prompt in of_prompts.items():
+        if prompt.broken:
+            results[index] = SampledToken(plan.scheduled[index].request_id, [], error=_BROKEN)
+        else:
+            results[index].prompt_logprobs = prompt.entries
+    return RunnerOutput(plan.step, results)

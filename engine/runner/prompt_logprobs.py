@@ -1,0 +1,65 @@
+"""Logprobs of prompt tokens, for the requests that ask, in bounded memory."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from pagelet.engine.runner.inputs import StepInputs, to_device
+from pagelet.engine.runner.logprobs import token_logprobs
+from pagelet.engine.runner.sampler import find_broken
+from pagelet.engine.runner.state import RequestRows
+from pagelet.protocol.engine import TokenLogprobs
+
+_CHUNK_ROWS = 64
+"""Positions whose logits are in memory at once; a long prompt's logits would fill any machine
+(vllm-project/vllm#5907)."""
+
+
+@dataclasses.dataclass
+class PromptLogprobs:
+    """What a step brought one request."""
+
+    entries: list[TokenLogprobs]
+    broken: bool = False
+    """Whether any position's logits were not numbers."""
+
+
+def prompt_logprobs(
+    hidden: torch.Tensor,
+    inputs: StepInputs,
+    rows: RequestRows,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[int, PromptLogprobs]:
+    """Logprobs of the prompt tokens that follow this step's tokens, by index in the batch.
+
+    Position p's logits are those of token p + 1; the prompt's last position is not here, as its
+    logits are for sampling. hidden: [num_tokens, hidden_size]; `compute_logits` gives raw logits
+    of some of its rows.
+    """
+    counts = rows.params["prompt_logprobs"][inputs.rows]  # [num_reqs]
+    num_prompt = rows.num_prompt_tokens[inputs.rows]
+    last = np.minimum(inputs.seq_lens, num_prompt - 1)
+    lengths = np.where(counts >= 0, np.maximum(last - inputs.num_computed, 0), 0)
+    results = {index: PromptLogprobs([]) for index in np.flatnonzero(counts >= 0).tolist()}
+    request = np.repeat(np.arange(len(lengths)), lengths)  # of each position asked for
+    if len(request) == 0:
+        return results
+    within = np.arange(len(request)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat = inputs.query_start[request] + within
+    device = hidden.device
+    targets = rows.token_ids[
+        to_device(inputs.rows[request], device),
+        to_device(inputs.num_computed[request] + within + 1, device),
+    ].long()
+    for start in range(0, len(request), _CHUNK_ROWS):
+        chunk = slice(start, start + _CHUNK_ROWS)
+        logits = compute_logits(hidden[to_device(flat[chunk], device)])
+        broken = find_broken(logits).tolist()
+        logprobs = torch.log_softmax(logits, dim=-1)
+        entries = token_logprobs(logprobs, targets[chunk], counts[request[chunk]].tolist())
+        for index, entry, bad in zip(request[chunk].tolist(), entries, broken, strict=True):
+            results[index].entries.append(entry)
+            results[index].broken |= bad
+    return results

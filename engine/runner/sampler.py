@@ -1,0 +1,101 @@
+"""From logits to tokens, all rows of a step at once.
+
+The order is vLLM's: raw logprobs, min_tokens, logit_bias, penalties, then greedy or temperature,
+min_p, top_k, top_p and the draw (see `pagelet.kernels.sample`). A row's token depends on its own
+logits, parameters and tokens alone, never on what else is in the batch.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+
+from pagelet.engine.runner.inputs import to_device
+from pagelet.engine.runner.logits import adjust_logits
+from pagelet.engine.runner.logprobs import token_logprobs
+from pagelet.engine.runner.state import IntArray, ParamsArray, RequestRows
+from pagelet.kernels.precision import accumulation_dtype
+from pagelet.kernels.sample import sample
+from pagelet.kernels.sample.random import uniforms
+from pagelet.protocol.engine import TokenLogprobs
+
+
+@dataclasses.dataclass
+class Sampled:
+    """One token a row; a `broken` row's token is some id that means nothing."""
+
+    token_ids: torch.Tensor  # [num_rows] int64
+    broken: torch.Tensor  # [num_rows] bool
+    logprobs: dict[int, TokenLogprobs]
+    """Of the rows that asked for them."""
+
+
+def raw_logits(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The model's logits [num_rows, vocab_size] in the precision that reductions run in, perhaps
+    in place. Ids from `num_tokens` on only pad the vocabulary: at -inf no one can draw them
+    (vllm-project/vllm#13175)."""
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    logits[:, num_tokens:] = -math.inf
+    return logits
+
+
+def find_broken(logits: torch.Tensor) -> torch.Tensor:
+    """Rows [num_rows] with a NaN, a +inf, or no finite logit at all."""
+    return ~logits.amax(dim=-1).isfinite()
+
+
+def sample_tokens(
+    logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
+) -> Sampled:
+    """Draws the next token of each row.
+
+    logits: [num_rows, vocab_size] float32 or float64, as `raw_logits` gives them; it is changed.
+    row_index: [num_rows] state rows; positions: [num_rows], the index in its sequence of
+    the token to be drawn.
+    """
+    params = rows.params[row_index]
+    broken = find_broken(logits)
+    wanted = np.flatnonzero(params["logprobs"] >= 0)
+    if len(wanted):
+        wanted_device = to_device(wanted, logits.device)
+        raw_logprobs = torch.log_softmax(logits[wanted_device], dim=-1)
+    adjust_logits(logits, rows, row_index, positions)
+    token_ids = _draw(logits, params, positions)
+    logprobs: dict[int, TokenLogprobs] = {}
+    if len(wanted):
+        counts = params["logprobs"][wanted].tolist()
+        entries = token_logprobs(raw_logprobs, token_ids[wanted_device], counts)
+        logprobs = dict(zip(wanted.tolist(), entries, strict=True))
+    return Sampled(token_ids, broken, logprobs)
+
+
+def _draw(logits: torch.Tensor, params: ParamsArray, positions: IntArray) -> torch.Tensor:
+    """Greedy rows take their maximum; the kernel draws the others."""
+    random = np.flatnonzero(~params["greedy"])
+    if len(random) == len(logits):
+        return _draw_random(logits, params, positions)
+    token_ids = logits.argmax(dim=-1)
+    if len(random):
+        at = to_device(random, logits.device)
+        token_ids[at] = _draw_random(logits[at], params[random], positions[random])
+    return token_ids
+
+
+def _draw_random(logits: torch.Tensor, params: ParamsArray, positions: IntArray) -> torch.Tensor:
+    """Work that no row asked for is left out, which changes no row's token."""
+    numbers = uniforms(params["seed"], positions)
+    max_top_k = int(params["top_k"].max())
+
+    def column(name: str) -> torch.Tensor:
+        return to_device(params[name].copy(), logits.device)
+
+    return sample(
+        logits,
+        column("temperature").to(logits.dtype),
+        to_device(numbers, logits.device),
+        min_p=column("min_p") if params["min_p"].any() else None,
+        top_k=column("top_k") if max_top_k > 0 else None,
+        top_p=column("top_p") if (params["top_p"] < 1.0).any() else None,
+        max_top_k=max_top_k,
+    )

@@ -1,0 +1,138 @@
+"""What a runner remembers of its requests: one persistent row each.
+
+Host-side columns are numpy arrays, so that a step gathers what it needs by row index. Token ids
+live on the model's device: the runner writes the tokens that it samples there itself, and the
+next step reads them without waiting for anyone.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagelet.engine.kv.spec import KVLayout
+from pagelet.engine.step import NewRequestData, SchedulerOutput
+from pagelet.protocol.sampling import SamplingParams
+
+IntArray = npt.NDArray[np.int64]
+ParamsArray = npt.NDArray[np.void]
+"""Records of `_PARAMS`, one a row."""
+
+_SEED_MASK = (1 << 64) - 1
+_PARAMS = np.dtype(
+    [
+        ("greedy", np.bool_),
+        ("temperature", np.float64),
+        ("min_p", np.float64),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("seed", np.uint64),
+        ("repetition_penalty", np.float64),
+        ("frequency_penalty", np.float64),
+        ("presence_penalty", np.float64),
+        ("min_tokens", np.int64),
+        ("logprobs", np.int64),  # -1: not asked for
+        ("prompt_logprobs", np.int64),  # -1: not asked for
+    ]
+)
+
+
+class RequestRows:
+    """State rows, taken by `NewRequestData` and given back by `dropped_request_ids`."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        layout: KVLayout,
+        device: torch.device,
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        # Not zeroed: rows that are never used take no memory.
+        self.token_ids = torch.empty(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.params: ParamsArray = np.zeros(max_num_seqs, _PARAMS)
+        self.block_tables = [
+            np.zeros((max_num_seqs, max_blocks), np.int32) for _ in layout.groups
+        ]  # a group: [max_num_seqs, max_blocks]
+        self.logit_bias: dict[int, tuple[IntArray, npt.NDArray[np.float64]]] = {}
+        """Token ids and what is added to their logits, of the rows that have any."""
+        self.end_token_ids: dict[int, IntArray] = {}
+        """Tokens that may not come before min_tokens are out, of the rows that have it."""
+        self._num_blocks = np.zeros((len(layout.groups), max_num_seqs), np.int64)
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def update(self, plan: SchedulerOutput) -> None:
+        """Frees dropped rows, takes in new requests, and appends the step's new blocks."""
+        for request_id in plan.dropped_request_ids:
+            self._drop(request_id)
+        for data in plan.new_requests:
+            self._add(data)
+        for entry in plan.scheduled:
+            if entry.new_block_ids is not None:
+                self._append_blocks(self._row_of[entry.request_id], entry.new_block_ids)
+
+    def find(self, request_ids: Iterable[int]) -> IntArray:
+        """The rows of requests [num_requests]."""
+        row_of = self._row_of
+        return np.array([row_of[request_id] for request_id in request_ids], np.int64)
+
+    def append(self, row_index: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
+        """Writes one sampled token a row at its position, without waiting for the device."""
+        device = self.token_ids.device
+        where = torch.from_numpy(row_index).to(device), torch.from_numpy(positions).to(device)
+        self.token_ids[where] = token_ids.to(torch.int32)
+
+    def _drop(self, request_id: int) -> None:
+        row = self._row_of.pop(request_id)
+        self.logit_bias.pop(row, None)
+        self.end_token_ids.pop(row, None)
+        self._free.append(row)
+
+    def _add(self, data: NewRequestData) -> None:
+        assert data.request_id not in self._row_of, f"request {data.request_id} has a row already"
+        row = self._row_of[data.request_id] = self._free.pop()
+        tokens = torch.from_numpy(np.array(data.token_ids, np.int32))
+        self.token_ids[row, : len(tokens)] = tokens.to(self.token_ids.device)
+        self.num_prompt_tokens[row] = data.num_prompt_tokens
+        self.params[row] = _params_record(data.params)
+        if data.params.logit_bias:
+            ids, biases = zip(*data.params.logit_bias.items(), strict=True)
+            self.logit_bias[row] = np.array(ids, np.int64), np.array(biases, np.float64)
+        if data.params.min_tokens > 0:
+            ends = {*data.eos_token_ids, *data.params.stop_token_ids}
+            self.end_token_ids[row] = np.array(sorted(ends), np.int64)
+        self._num_blocks[:, row] = 0
+        self._append_blocks(row, data.block_ids)
+
+    def _append_blocks(self, row: int, block_ids: Sequence[Sequence[int]]) -> None:
+        for group, ids in enumerate(block_ids):
+            start = self._num_blocks[group, row]
+            self.block_tables[group][row, start : start + len(ids)] = ids
+            self._num_blocks[group, row] = start + len(ids)
+
+
+def _params_record(params: SamplingParams) -> tuple[Any, ...]:
+    """In the order of `_PARAMS`."""
+    return (
+        params.greedy,
+        params.temperature,
+        params.min_p,
+        max(params.top_k, 0),
+        params.top_p,
+        (params.seed or 0) & _SEED_MASK,
+        params.repetition_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+        params.min_tokens,
+        -1 if params.logprobs is None else params.logprobs,
+        -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+    )
