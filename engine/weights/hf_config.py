@@ -111,8 +111,15 @@ _ACTIVATIONS: Final[dict[str, Literal["silu", "gelu_tanh"]]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Ways of stretching rotary embeddings, and the fields without which they mean nothing.
+_ROPE_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 # These need to know the length that the model was first trained for.
-_RESCALED_ROPE_TYPES: Final = ("llama3", "yarn", "longrope")
+_RESCALED_ROPE_TYPES: Final = ("llama3", "yarn")
 
 
 def model_config_from_hf(
@@ -288,13 +295,18 @@ def _rope(fields: Fields, gemma: bool) -> tuple[RopeConfig, RopeConfig | None]:
 
 def _rope_config(fields: Fields, parameters: dict[str, Any], theta: float) -> RopeConfig:
     """Of one kind of layer; `scaling` always has a `rope_type`."""
-    if parameters.get("rope_theta") is not None:
-        theta = Fields(parameters, "config.json: rotary embedding").number("rope_theta")
-    if parameters.get("partial_rotary_factor", 1) != 1:
-        raise fields.wrong("rope_parameters", "a `partial_rotary_factor` of 1 or none")
+    given = Fields(parameters, "config.json: rotary embedding")
+    if "rope_theta" in given:
+        theta = given.number("rope_theta")
+    if "partial_rotary_factor" in given and given.number("partial_rotary_factor") != 1:
+        raise given.wrong("partial_rotary_factor", "1 (rotating a part is not supported)")
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if rope_type == "default":
         return RopeConfig(theta)
+    if rope_type not in _ROPE_TYPES:
+        raise given.wrong("rope_type", f"one of default, {', '.join(_ROPE_TYPES)}")
+    for key in _ROPE_TYPES[rope_type]:
+        given.number(key)
     scaling = {k: v for k, v in parameters.items() if k not in ("rope_theta", "type")}
     scaling["rope_type"] = rope_type
     if rope_type in _RESCALED_ROPE_TYPES:

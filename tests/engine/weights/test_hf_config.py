@@ -234,6 +234,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": ["</s>"]}, "`eos_token_id`"),
     ({"rope_scaling": [1]}, "`rope_scaling`"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "`rope_type` is 'su'.*llama3"),
+    ({"rope_scaling": {"type": "linear"}}, "`factor` is missing"),
     ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
 ]
 
