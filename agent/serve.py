@@ -21,11 +21,16 @@ from fastapi import FastAPI
 from pagelet.agent.http.app import create_app
 from pagelet.agent.http.server import Server
 from pagelet.agent.launch import ApiLaunch
+from pagelet.agent.metrics import Metrics
+from pagelet.agent.settings import ServeSettings
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.engine.child import ParentLink
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.logs import configure_logging
-from pagelet.engine.source import ModelSourceError
+from pagelet.engine.model_config import context_length
+from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import EngineOptions
 
 _CLOSE_SECONDS = 2
 """For answers to leave the kernel's buffers once all requests have ended."""
@@ -67,10 +72,11 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
     """Serves until drained."""
     options, settings = launch.options, launch.settings
     loop = asyncio.get_running_loop()
+    metrics = make_metrics(options, settings)
     llm = await AsyncLLM.connect(
-        options, launch.socket_paths, launch.heartbeat_paths, step_timeout=settings.step_timeout
+        options, launch.socket_paths, launch.heartbeat_paths, metrics, settings.step_timeout
     )
-    app = create_app(llm, settings)
+    app = create_app(llm, settings, metrics)
     server = HTTPServer(app, lambda: link.report_serving(llm.served_model_names[0]))
     drains: list[asyncio.Task[None]] = []
 
@@ -85,6 +91,19 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
     gc.freeze()  # modules and tokenizer live as long as the process: never scan them again
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     await llm.close()
+
+
+def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
+    """Metrics for a model, which has to be looked at first: buckets go up to its context length."""
+    files = resolve(options.model.source)
+    return Metrics(
+        model_name=(options.model.served_model_names or [files.name])[0],
+        max_model_len=context_length(load_model_config(files), options.model.max_model_len),
+        block_size=options.cache.block_size,
+        enable_prefix_caching=options.cache.enable_prefix_caching,
+        num_engines=options.parallel.data_parallel_size,
+        aliases=settings.metric_aliases,
+    )
 
 
 async def _drain(server: Server, most_seconds: float) -> None:
