@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from pagelet.engine.outputs import InvalidRequest
 from pagelet.engine.text.detokenizer import Detokenizer, make_detokenizer
 from pagelet.engine.text.token_decoding import MAX_TOKEN_ID, TokenDecoding
 
@@ -45,13 +46,18 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around one (such as BOS) unless
-        `add_special_tokens` is false. Special tokens spelled in the text become those tokens."""
+        `add_special_tokens` is false. Special tokens spelled in the text become those tokens.
+
+        Raises InvalidRequest if the text is no Unicode text (JSON can spell half a surrogate pair).
+        """
+        check_unicode("prompt", text)
         return self.backend.encode(text, None, False, add_special_tokens).ids
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
         """`encode` of each text, in parallel."""
+        check_unicode("prompt", *texts)
         encodings = self.backend.encode_batch_fast(list(texts), False, add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -86,3 +92,16 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
+
+
+def check_unicode(param: str, *texts: str) -> None:
+    """Raises InvalidRequest for a text with half a surrogate pair, which UTF-8 cannot spell."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{param} has half a surrogate pair at character {error.start}, "
+                "which is no character",
+                param,
+            ) from error
