@@ -15,7 +15,7 @@ demo: install ## Serve SmolLM2-135M and talk to it; ONCE=1 stops after two answe
 	@$(BIN)/python scripts/demo.py $(if $(filter-out 0,$(ONCE)),--once)
 
 test: install ## Run all tests; ARGS="tests/engine -k scheduler" to run some
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: install ## ruff, mypy --strict, and the rules on which room may import which
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ _BENCHMARKS: tuple[Benchmark, ...] = (
     start_up.measure_help,
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
