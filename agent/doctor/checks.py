@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
 
 def format_bytes(size: float) -> str:
     """Such as "1.5 GiB"."""
-    units: Iterator[str] = iter(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    units: Iterator[str] = iter(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))
     unit = next(units)
     while size >= 1024:
         size /= 1024
