@@ -1,0 +1,169 @@
+"""Tensor parallelism over gloo: the tokens of one rank, errors in time, no process left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pagelet.engine.errors import ConfigurationError, ExecutorFailed
+from pagelet.engine.executor.factory import make_executor
+from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
+from pagelet.engine.source import ModelFiles
+from support.hand_scheduler import HandScheduler
+from support.tiny_models import tiny_options
+
+LLAMA = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=131,  # odd, so that the ranks' shares of the vocabulary differ
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    checkpoint_dtype="float64",
+)
+MOE = ModelConfig(
+    architecture="Qwen3MoeForCausalLM",
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=1,  # fewer than ranks: they hold copies
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=131,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    qk_norm=True,
+    moe=MoEConfig(4, 2, 24, norm_topk_prob=True),
+    checkpoint_dtype="float64",
+)
+NO_FILES = ModelFiles(Path("none"), "safetensors", "none")
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.2, "logprobs": 2}
+
+
+def make(config, size, **changes):
+    options = tiny_options(tensor_parallel_size=size, load_format="dummy")
+    for name, value in changes.items():
+        setattr(options.cache, name, value)
+    return make_executor(options, NO_FILES, config, 128)
+
+
+def hand_for(executor):
+    return HandScheduler(executor.layout, executor.num_blocks, 8)
+
+
+def generate(executor):
+    """Chunked, mixed, two steps in flight, and one request preempted: tokens and logprobs."""
+    hand = hand_for(executor)
+    hand.add(0, list(range(60, 81)))
+    hand.add(1, [7] * 9, **SAMPLED)
+    results, futures = [], [executor.execute(hand.plan({0: 10, 1: 9}))]
+    for step in range(8):
+        if step == 4:
+            while futures:
+                results.append(futures.pop(0).result())
+                hand.take(results[-1])
+            hand.preempt(1)
+        futures.append(executor.execute(hand.plan([1, 0])))
+        if len(futures) == 2:
+            results.append(futures.pop(0).result())
+            hand.take(results[-1])
+    results.append(futures.pop(0).result())
+    hand.take(results[-1])
+    logprobs = [
+        value
+        for result in results
+        for sampled in result.sampled
+        for entry in sampled.logprobs or []
+        for value in entry.logprobs
+    ]
+    return hand.finish(0), hand.finish(1), logprobs
+
+
+def wait_gone(pids):
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"of {pids} some are still there"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("config", [LLAMA, MOE], ids=["llama", "moe"])
+def test_two_ranks_generate_what_one_does(config):
+    alone = make(config, 1)
+    together = make(config, 2)
+    try:
+        assert together.layout.groups == alone.layout.groups
+        greedy, sampled, logprobs = generate(together)
+        expected_greedy, expected_sampled, expected_logprobs = generate(alone)
+    finally:
+        together.close()
+        alone.close()
+    assert (greedy, sampled) == (expected_greedy, expected_sampled)
+    assert len(sampled) >= 8
+    assert logprobs == pytest.approx(expected_logprobs, rel=1e-9)
+    wait_gone(together.worker_pids)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_fails_everything_and_leaves_nothing(rank):
+    executor = make(LLAMA, 2)
+    try:
+        hand = hand_for(executor)
+        hand.add(0, [1, 2, 3])
+        assert executor.execute(hand.plan([0])).result().sampled[0].token_ids
+        os.kill(executor.worker_pids[1 - rank], signal.SIGSTOP)  # so that the step hangs
+        future = executor.execute(hand.plan([0]))
+        os.kill(executor.worker_pids[rank], signal.SIGKILL)
+        with pytest.raises(ExecutorFailed, match=f"rank {rank} ended with signal SIGKILL"):
+            future.result(timeout=30)
+        with pytest.raises(ExecutorFailed, match=f"rank {rank}"):
+            executor.execute(hand.plan([0])).result(timeout=30)
+    finally:
+        executor.close()
+    wait_gone(executor.worker_pids)
+    executor.close()
+
+
+def test_a_worker_that_raises_tells_why():
+    executor = make(LLAMA, 2)
+    try:
+        hand = hand_for(executor)
+        hand.add(0, [1, 2, 3])
+        plan = hand.plan([0])
+        executor.execute(plan).result()
+        with pytest.raises(ExecutorFailed, match=r"rank \d failed: .*row already"):
+            executor.execute(plan).result(timeout=30)
+    finally:
+        executor.close()
+    wait_gone(executor.worker_pids)
+
+
+def test_a_configuration_that_cannot_work_is_told_in_the_workers_words():
+    with pytest.raises(ConfigurationError, match="sizes that work: 1, 2, 4"):
+        make(LLAMA, 3)
+
+
+def test_workers_die_with_the_process_that_started_them():
+    script = f"""
+import sys, time
+sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
+from engine.executor.test_multiproc import LLAMA, make
+executor = make(LLAMA, 2)
+print(*executor.worker_pids, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as owner:
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.kill()
+    wait_gone(pids)
