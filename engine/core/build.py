@@ -6,7 +6,8 @@ from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.source import ModelFiles, ModelSourceError, resolve
+from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 
@@ -21,12 +22,22 @@ def build_core(
     try:
         files = resolve(options.model.source)
         config = load_model_config(files)
+        num_real_tokens = _num_real_tokens(options, files)
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error
     max_model_len = context_length(config, options.model.max_model_len)
-    executor = make_executor(options, files, config, max_model_len, stage)
+    executor = make_executor(options, files, config, max_model_len, stage, num_real_tokens)
     try:
         return EngineCore(options, executor, max_model_len)
     except BaseException:
         executor.close()
         raise
+
+
+def _num_real_tokens(options: EngineOptions, files: ModelFiles) -> int | None:
+    """Tokens of the tokenizer where it comes apart from the model, whose vocabulary may be padded
+    beyond them (vllm-project/vllm#13175). A GGUF file's vocabulary is its tokenizer's."""
+    own = options.model.tokenizer
+    if options.runner == "simulated" or (own is None and files.format == "gguf"):
+        return None
+    return load_tokenizer(files if own is None else resolve(own)).max_token_id + 1

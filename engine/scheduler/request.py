@@ -55,7 +55,7 @@ class Request:
         self.request_id = core.request_id
         self.external_id = core.external_id
         self.params = core.params
-        self.token_ids = core.prompt_token_ids
+        self.token_ids = list(core.prompt_token_ids)
         self.num_prompt_tokens = len(core.prompt_token_ids)
         limit = max_model_len if core.params.max_tokens is None else core.params.max_tokens
         self.max_total_tokens = min(self.num_prompt_tokens + limit, max_model_len)
