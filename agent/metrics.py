@@ -156,7 +156,6 @@ class Metrics(EngineObserver):
         engine = self._engines[engine_index]
         engine.labelled["vllm:request_success_total", times.finish_reason].value += 1
         histograms = engine.histograms
-        histograms["vllm:request_params_n"].observe(times.params.n)
         if times.params.max_tokens is not None:
             histograms["vllm:request_params_max_tokens"].observe(times.params.max_tokens)
         if times.scheduled:
@@ -188,6 +187,10 @@ class Metrics(EngineObserver):
         if generated > 1:
             per_token = engine.histograms["vllm:request_time_per_output_token_seconds"]
             per_token.observe(decode / (generated - 1))
+
+    def on_request(self, engine_index: int, num_answers: int) -> None:
+        """A prompt was taken, with `num_answers` to give to it (n)."""
+        self._engines[engine_index].histograms["vllm:request_params_n"].observe(num_answers)
 
     def on_rejected(self, reason: str) -> None:
         """A request was refused before it reached the engine."""

@@ -262,7 +262,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
     Metric(
         "pagelet_rejected_requests_total",
         "counter",
-        "Requests refused before they reached the engine, by reason.",
+        "Requests that got an error in place of an answer, by reason.",
         ("reason",),
         ("auth", "draining", "engine_down", "invalid", "queue_full", "rate_limit", "too_large"),
     ),

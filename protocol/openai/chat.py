@@ -39,7 +39,7 @@ def _parts(value: object) -> object:
     return value
 
 
-Content = Annotated[list[TextPart], BeforeValidator(_parts)]
+Content = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(_parts)]
 
 
 class Message(RequestBody):
@@ -65,10 +65,15 @@ class Message(RequestBody):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: text as one string, parts joined by line breaks, and
-        `developer` under its older name `system`, the one that templates know."""
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": "\n".join(part.text for part in self.content or [])}
+        """As chat templates take it; `developer` goes under its older name `system`, the one that
+        templates know."""
+        parts = self.content or []
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "".join(part.text for part in parts)
+            if len(parts) < 2
+            else [part.model_dump() for part in parts],
+        }
         if self.name is not None:
             message["name"] = self.name
         return message
@@ -78,7 +83,7 @@ class ChatCompletionRequest(GenerationRequest):
     """`max_completion_tokens`, or its older name `max_tokens`, defaults to what is left of the
     model's context."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
@@ -131,6 +136,7 @@ class ChatCompletionRequest(GenerationRequest):
             raise invalid(
                 "add_special_tokens", "cannot be true: the chat template adds special tokens"
             )
+        self.template_options()
         return self
 
     def template_options(self) -> dict[str, Any]:
@@ -140,13 +146,23 @@ class ChatCompletionRequest(GenerationRequest):
         )
 
 
+_OWN_FIELDS = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+)
+
+
 def template_options(
     kwargs: dict[str, Any] | None,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
 ) -> dict[str, Any]:
     """Keyword arguments for rendering a chat: the prompt for an answer is added unless the last
-    message is to be continued."""
+    message is to be continued.
+
+    Raises if `chat_template_kwargs` sets what has a field of its own."""
+    taken = sorted(_OWN_FIELDS.intersection(kwargs or {}))
+    if taken:
+        raise invalid("chat_template_kwargs", f"cannot set {taken[0]!r}; it has its own field")
     options = dict(kwargs or {})
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message

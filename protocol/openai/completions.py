@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, FailFast, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pagelet.protocol.openai.common import PromptLogprobs, Usage
 from pagelet.protocol.openai.fields import (
@@ -25,12 +25,12 @@ def _prompt_kind(value: Any) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-TokenIds = Annotated[list[TokenId], FailFast()]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[str], FailFast(), Field(min_length=1), Tag("<texts>")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("<texts>")]
     | Annotated[TokenIds, Field(min_length=1), Tag("<tokens>")]
-    | Annotated[list[TokenIds], FailFast(), Field(min_length=1), Tag("<token lists>")],
+    | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
     Discriminator(_prompt_kind),
 ]
 
@@ -74,6 +74,15 @@ class CompletionLogprobs(ResponseBody):
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
+    def extended(self, later: "CompletionLogprobs") -> "CompletionLogprobs":
+        """These and those of the tokens that follow."""
+        return CompletionLogprobs(
+            tokens=self.tokens + later.tokens,
+            token_logprobs=self.token_logprobs + later.token_logprobs,
+            top_logprobs=self.top_logprobs + later.top_logprobs,
+            text_offset=self.text_offset + later.text_offset,
+        )
+
 
 class CompletionChoice(ResponseBody):
     """One answer; `index` is (position of its prompt) * n + (which of the n)."""
@@ -85,6 +94,7 @@ class CompletionChoice(ResponseBody):
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(ResponseBody):

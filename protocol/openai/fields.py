@@ -8,7 +8,7 @@ to be finite and to fit 64 bits.
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -54,7 +54,7 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-StringOrStrings = Annotated[list[str], FailFast(), BeforeValidator(_listed)]
+StringOrStrings = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
 
 
 class StreamOptions(RequestBody):
@@ -86,7 +86,7 @@ class GenerationRequest(RequestBody):
     top_k: Integer | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
-    stop_token_ids: Annotated[list[TokenId], FailFast()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
     skip_special_tokens: bool | None = None
@@ -95,7 +95,7 @@ class GenerationRequest(RequestBody):
     prompt_logprobs: Integer | None = None
     return_token_ids: bool | None = None
     priority: Integer | None = None
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=512)
+    cache_salt: str | None = None
     request_id: str | None = None
 
     # Labels and hints: they change no answer.

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 
 from pagelet.protocol.openai.chat import Message, template_options
 from pagelet.protocol.openai.fields import RequestBody, ResponseBody, TokenId, invalid
@@ -13,7 +13,9 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
+        default=None, min_length=1
+    )
     add_special_tokens: bool | None = None
     """Of a prompt; default true. A chat's special tokens come from its template."""
     add_generation_prompt: bool | None = None
@@ -33,6 +35,7 @@ class TokenizeRequest(RequestBody):
             raise invalid(
                 "add_special_tokens", "cannot be true: the chat template adds special tokens"
             )
+        self.template_options()
         return self
 
     def template_options(self) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class DetokenizeRequest(RequestBody):
     """Token ids to decode, special tokens included."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], FailFast()]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class DetokenizeResponse(ResponseBody):

@@ -203,6 +203,7 @@ def test_cache_info_follows_the_engine():
 
 def test_a_finished_answer_is_measured():
     metrics = make()
+    metrics.on_request(0, 2)
     metrics.on_first_token(0, 0.5)
     metrics.on_tokens(0, 1, 0.02)
     metrics.on_tokens(0, 2, 0.06)
@@ -238,6 +239,7 @@ def test_a_finished_answer_is_measured():
     assert at("vllm:time_per_output_token_seconds_count") == 3
     per_token = at("vllm:request_time_per_output_token_seconds_sum")
     assert per_token == pytest.approx(0.08 / 3)
+    assert at("vllm:request_params_n_sum") == 2
     assert at("vllm:request_prefill_kv_computed_tokens_sum") == 16
     assert at("vllm:request_params_max_tokens_bucket", le="5.0") == 1
     assert at("vllm:request_params_max_tokens_bucket", le="2.0") == 0

@@ -1,0 +1,209 @@
+"""All answers to one HTTP request: admitted together, read as one sequence, ended together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from pagelet.agent.http.errors import ApiError
+from pagelet.agent.http.server import Server
+from pagelet.agent.limits import retry_after
+from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.outputs import EngineDead, InvalidRequest, PositionLogprobs, RequestOutput
+from pagelet.engine.processor import RequestedSampling
+from pagelet.protocol.openai.common import Usage, make_usage
+from pagelet.protocol.openai.fields import GenerationRequest
+
+_QUEUE_FREE_IN = 1.0
+_MERGED_BACKLOG = 64
+"""Deltas read ahead of a slow client when several prompts share one answer; beyond these each
+stream merges its own."""
+
+Prompt = str | list[int]
+
+
+class Answers:
+    """Iterate over (number of the prompt, delta); `close` aborts what still runs."""
+
+    def __init__(
+        self, server: Server, num_prompts: int, num_answers: int, *, prompt_only: bool = False
+    ) -> None:
+        """`num_answers` is n, perhaps out of range still. With `prompt_only` what is generated is
+        dropped: the engine always makes one token, but a client may ask for none, to get the
+        prompt's logprobs.
+
+        Raises `ApiError` if the server is full.
+        """
+        self._server = server
+        self._num_answers = max(1, num_answers)
+        self._admitted = num_prompts * self._num_answers
+        _admit(server, self._admitted)
+        self._streams: list[RequestStream | None] = [None] * num_prompts
+        self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
+        self._generated = 0
+        self._prompt_only = prompt_only
+
+    async def start(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: RequestedSampling,
+        body: GenerationRequest,
+        request_id: str,
+    ) -> None:
+        """Hands the prompts to the engine. Raises `InvalidRequest` or `EngineDead`."""
+        if body.priority and self._server.llm.options.scheduler.policy != "priority":
+            raise InvalidRequest(
+                "'priority' has no effect here: this server takes requests in order of arrival "
+                "(scheduler policy 'fcfs').",
+                "priority",
+            )
+
+        async def start_one(number: int, prompt: Prompt) -> None:
+            self._streams[number] = stream = await self._server.llm.generate(
+                prompt,
+                sampling,
+                request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                add_special_tokens=body.add_special_tokens is not False,
+            )
+            self._server.metrics.on_request(stream.engine_index, self._num_answers)
+
+        if len(prompts) == 1:
+            await start_one(0, prompts[0])
+            return
+        jobs = [start_one(number, prompt) for number, prompt in enumerate(prompts)]
+        for failure in await asyncio.gather(*jobs, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Raises `EngineDead` if an answer cannot be finished."""
+        streams = [stream for stream in self._streams if stream is not None]
+        assert len(streams) == len(self._streams), "not started"
+        if len(streams) == 1:
+            async for output in streams[0]:
+                self._note(0, output)
+                yield 0, output
+            return
+        async for number, output in _merge(streams):
+            self._note(number, output)
+            yield number, output
+
+    def _note(self, number: int, output: RequestOutput) -> None:
+        if self._prompt_only:
+            output.text, output.token_ids, output.logprobs = "", [], None
+            output.num_generated_tokens = 0
+            if output.finish_reason == "stop":
+                output.finish_reason, output.stop_reason = "length", None
+        reason = output.finish_reason
+        if reason is None:
+            return
+        if reason == "error" or reason == "abort":
+            raise EngineDead(output.error or "the answer was broken off")
+        self._generated += output.num_generated_tokens
+        if output.index == 0:
+            # The n answers to a prompt share its blocks: only the first tells what was cached.
+            self._usage[number] = (output.num_prompt_tokens, output.num_cached_tokens)
+
+    def usage(self) -> Usage:
+        """Of all answers, once they have ended."""
+        prompt_tokens = sum(tokens for tokens, _ in self._usage)
+        cached_tokens = sum(cached for _, cached in self._usage)
+        return make_usage(prompt_tokens, self._generated, cached_tokens)
+
+    def close(self) -> None:
+        """Ends all, whatever state they are in. May be called again."""
+        for stream in self._streams:
+            if stream is not None:
+                stream.close()
+        self._server.admission.release(self._admitted)
+        self._admitted = 0
+
+
+def _admit(server: Server, num_answers: int) -> None:
+    bound = server.admission.bound
+    if bound is not None and num_answers > bound:
+        raise ApiError(
+            400,
+            f"The request asks for {num_answers} answers at once (prompts times 'n'); this server "
+            f"takes at most {bound}. Split it.",
+            param="n",
+            code="too_many_answers",
+            reason="invalid",
+        )
+    if not server.admission.admit(num_answers):
+        raise ApiError(
+            429,
+            f"The server has {server.admission.in_flight} answers in flight and takes at most "
+            f"{bound}; try again later.",
+            code="queue_full",
+            headers={"Retry-After": retry_after(_QUEUE_FREE_IN)},
+            reason="queue_full",
+        )
+
+
+async def _merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The deltas of all streams as they come."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(
+        _MERGED_BACKLOG
+    )
+
+    async def pump(number: int, stream: RequestStream) -> None:
+        end: Exception | None = None
+        try:
+            async for output in stream:
+                await queue.put((number, output))
+        except Exception as error:
+            end = error
+        await queue.put((number, end))
+
+    pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            number, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield number, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+class Collected:
+    """One whole answer, for a client that does not stream."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[PositionLogprobs] = []
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.finish_reason: Literal["stop", "length"] = "stop"
+        self.stop_reason: int | str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Takes in the next delta."""
+        self._texts.append(output.text)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if output.finish_reason == "stop" or output.finish_reason == "length":
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._texts)
+
+
+async def collect(answers: Answers) -> dict[tuple[int, int], Collected]:
+    """The answers by (number of the prompt, index among its n), in order."""
+    collected: dict[tuple[int, int], Collected] = {}
+    async for number, output in answers:
+        collected.setdefault((number, output.index), Collected()).add(output)
+    return dict(sorted(collected.items()))

@@ -1,0 +1,70 @@
+"""The OpenAI-compatible HTTP server as an ASGI application."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
+
+from pagelet.agent.http import chat, completions, operations, tokens
+from pagelet.agent.http.errors import add_error_handlers
+from pagelet.agent.http.gate import Gate
+from pagelet.agent.http.server import Server
+from pagelet.agent.metrics import Metrics
+from pagelet.agent.settings import ServeSettings
+from pagelet.engine.async_llm import AsyncLLM
+from pagelet.protocol.openai.chat import ChatCompletionRequest
+from pagelet.protocol.openai.completions import CompletionRequest
+from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
+
+_BODIES: dict[str, type[RequestBody]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> FastAPI:
+    """The application; `app.state.server` is its `Server`, through which its owner drains it.
+
+    `metrics` should be the observer of `llm`. Raises `OSError` if the key file cannot be read.
+    """
+    server = Server(llm, settings, metrics)
+    app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.server = server
+    for module in (chat, completions, tokens, operations):
+        app.include_router(module.router)
+    add_error_handlers(app)
+    app.add_middleware(Gate, server=server)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The schema with the request bodies, which handlers read themselves so as to bound them."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in _BODIES.values()],
+            ref_template="#/components/schemas/{model}",
+        )
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        for path, model in _BODIES.items():
+            reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+            schema["paths"][path]["post"]["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": reference}},
+            }
+        app.openapi_schema = schema
+    return app.openapi_schema

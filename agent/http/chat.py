@@ -1,0 +1,148 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagelet.agent.http.answers import Answers, Collected, collect
+from pagelet.agent.http.body import parse_body
+from pagelet.agent.http.chunks import ChunkFrame, encode_json
+from pagelet.agent.http.event_stream import EventStream, respond
+from pagelet.agent.http.gate import context_of, use_request_id
+from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
+from pagelet.agent.http.sampling import chat_sampling
+from pagelet.agent.http.server import Server, server_of
+from pagelet.engine.outputs import InvalidRequest, RequestOutput
+from pagelet.protocol.openai.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+)
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """Answers a conversation."""
+    server = server_of(request)
+    body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
+    server.check_model(body.model)
+    use_request_id(request, body.request_id)
+    answers = Answers(server, 1, body.n or 1)
+    return await respond(request, answers, _respond(request, server, body, answers))
+
+
+async def _respond(
+    request: Request, server: Server, body: ChatCompletionRequest, answers: Answers
+) -> Response:
+    context = context_of(request)
+    messages = [message.for_template() for message in body.messages]
+    prompt = await server.llm.render_chat(messages, **body.template_options())
+    try:
+        await answers.start([prompt], chat_sampling(body), body, context.request_id)
+    except InvalidRequest as error:
+        raise _in_terms_of(body, error) from error
+    response_id, created = f"chatcmpl-{context.request_id}", int(time.time())
+    if body.streams:
+        frame = ChunkFrame(
+            body,
+            response_id=response_id,
+            object_name="chat.completion.chunk",
+            created=created,
+            final_usage=answers.usage,
+        )
+        return await EventStream.open(answers, ChatChunks(body, frame, prompt), context)
+    collected = await collect(answers)
+    usage = answers.usage()
+    context.note_usage(usage)
+    first = next(iter(collected.values()))
+    completion = ChatCompletion(
+        id=response_id,
+        created=created,
+        model=body.model,
+        choices=[_choice(index, answer, body) for (_, index), answer in collected.items()],
+        usage=usage,
+        prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else None,
+        prompt_token_ids=prompt if body.return_token_ids else None,
+    )
+    return Response(completion.model_dump_json(), media_type="application/json")
+
+
+def _in_terms_of(body: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
+    """The engine's finding under the name of the field that the client sent."""
+    names = {"prompt": "messages", "logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    param = None if error.param is None else names.get(error.param, error.param)
+    return InvalidRequest(str(error), param, error.code)
+
+
+def _choice(index: int, answer: Collected, body: ChatCompletionRequest) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage(content=answer.text),
+        logprobs=chat_logprobs(answer.logprobs) if body.logprobs else None,
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
+        token_ids=answer.token_ids if body.return_token_ids else None,
+    )
+
+
+class ChatChunks:
+    """Each answer's first chunk has its role, the last its finish reason."""
+
+    def __init__(self, body: ChatCompletionRequest, frame: ChunkFrame, prompt: list[int]) -> None:
+        self._frame = frame
+        self._logprobs = bool(body.logprobs)
+        self._prompt_ids = prompt if body.return_token_ids else None
+        self._plain = not (self._logprobs or frame.shows_all)
+        self._tail = b'},"logprobs":null,"finish_reason":null}' + frame.plain_tail
+        self._heads: dict[int, bytes] = {}
+
+    def encode(self, number: int, output: RequestOutput) -> bytes:
+        """See `Chunks`."""
+        head = self._heads.get(output.index)
+        if head is None:
+            start = f'{{"index":{output.index},"delta":{{"content":'.encode()
+            self._heads[output.index] = self._frame.plain_head(start)
+            return self._role(number, output) + self.encode(number, output)
+        if self._plain and output.finish_reason is None:
+            return head + encode_json(output.text) + self._tail if output.text else b""
+        return self._full(number, output)
+
+    def _role(self, number: int, output: RequestOutput) -> bytes:
+        choice: dict[str, Any] = {
+            "index": output.index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self._prompt_ids is not None:
+            choice["prompt_token_ids"] = self._prompt_ids
+        return self._frame.chunk(number, output, choice)
+
+    def _full(self, number: int, output: RequestOutput) -> bytes:
+        finished = output.finish_reason is not None
+        if not (output.text or finished or output.logprobs or output.token_ids):
+            return b""
+        choice: dict[str, Any] = {
+            "index": output.index,
+            "delta": {"content": output.text} if output.text else {},
+            "logprobs": None,
+            "finish_reason": output.finish_reason,
+        }
+        if self._logprobs and output.logprobs:
+            choice["logprobs"] = chat_logprobs(output.logprobs).model_dump()
+        if finished:
+            choice["stop_reason"] = output.stop_reason
+        if self._prompt_ids is not None:
+            choice["token_ids"] = output.token_ids
+        return self._frame.chunk(number, output, choice)
+
+    def end(self) -> bytes:
+        """See `Chunks`."""
+        return self._frame.end()

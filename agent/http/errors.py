@@ -1,0 +1,94 @@
+"""Every answer that is not a success, in the shape of OpenAI's API."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pagelet.agent.limits import retry_after
+from pagelet.engine.outputs import EngineDead, InvalidRequest
+from pagelet.protocol.openai.errors import ErrorDetail, ErrorResponse, describe, error_type
+
+_ENGINE_BACK_IN = 5.0
+"""Seconds after which a client may try again when the engine is down."""
+
+
+class ApiError(Exception):
+    """An error to answer with; `reason` is its label in the metric of rejected requests."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = ErrorDetail(message=message, type=error_type(status), param=param, code=code)
+        self.headers = headers
+        self.reason = reason
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of an error; one that nobody expected tells it nothing."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            code = error.code or "invalid_value"
+            return ApiError(400, str(error), param=error.param, code=code, reason="invalid")
+        case EngineDead():
+            return ApiError(
+                503,
+                str(error),
+                code="engine_unavailable",
+                headers={"Retry-After": retry_after(_ENGINE_BACK_IN)},
+                reason="engine_down",
+            )
+        case _:
+            return ApiError(500, "The server had an error while processing your request.")
+
+
+def error_response(error: ApiError) -> Response:
+    """The HTTP answer."""
+    return Response(
+        ErrorResponse(error.detail).encode(),
+        status_code=error.status,
+        headers=error.headers,
+        media_type="application/json",
+    )
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    api_error = as_api_error(error)
+    if api_error.reason is not None:
+        request.app.state.server.metrics.on_rejected(api_error.reason)
+    return error_response(api_error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    detail = describe(error.errors()[0])
+    return error_response(ApiError(400, detail.message, param=detail.param, code=detail.code))
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answers errors of handlers, and requests that no handler takes."""
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(InvalidRequest, _on_error)
+    app.add_exception_handler(EngineDead, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)

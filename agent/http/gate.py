@@ -1,0 +1,185 @@
+"""What happens to every request before and after its handler: id, key, limits, log.
+
+Plain ASGI, since Starlette's BaseHTTPMiddleware costs a task and two queues a request and hides
+disconnects.
+"""
+
+import dataclasses
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagelet.agent.http.errors import ApiError, as_api_error, error_response
+from pagelet.agent.http.server import Server
+from pagelet.agent.limits import RateDecision, retry_after
+from pagelet.protocol.openai.common import Usage
+
+OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
+"""For probes and scrapers: no key, no limits, and they work while the server drains."""
+
+_DRAINED_IN = 1.0
+_CLIENT_CLOSED_REQUEST = 499
+"""Not an HTTP status: what nginx logs for a client that went away."""
+
+_access_log = logging.getLogger("pagelet.access")
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class RequestContext:
+    """One request's entry in the log, and its id in the answer."""
+
+    request_id: str
+    started: float
+    client: str
+    """A short digest of the API key if there are keys; never the key."""
+    status: int | None = None
+    """None until the answer has begun."""
+    rate: RateDecision | None = None
+    fields: dict[str, object] = dataclasses.field(default_factory=dict)
+    """What handlers add to the log line: numbers, never text of prompts or answers."""
+
+    def note_usage(self, usage: Usage) -> None:
+        """Adds what was read and written."""
+        self.fields["prompt_tokens"] = usage.prompt_tokens
+        self.fields["cached_tokens"] = usage.prompt_tokens_details.cached_tokens
+        self.fields["completion_tokens"] = usage.completion_tokens
+
+
+def context_of(request: Request) -> RequestContext:
+    """The context of a request that came through the gate."""
+    context = request.scope["pagelet.context"]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def clean_request_id(given: str | None) -> str:
+    """A client's id without what could break a header or a log, at most 128 characters; a new one
+    if nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "", given or "")[:128] or uuid.uuid4().hex
+
+
+def use_request_id(request: Request, given: str | None) -> None:
+    """Lets the id in a request's body, if any, take the place of its header's."""
+    if given is not None:
+        context_of(request).request_id = clean_request_id(given)
+
+
+class Gate:
+    """ASGI middleware in front of all handlers."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        context = RequestContext(
+            request_id=clean_request_id(headers.get("x-request-id")),
+            started=time.monotonic(),
+            client="",
+        )
+        scope["pagelet.context"] = context
+
+        async def tagged_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                out = MutableHeaders(raw=message["headers"])
+                out["X-Request-Id"] = context.request_id
+                if context.rate is not None:
+                    for name, value in context.rate.headers():
+                        out[name] = value
+            await send(message)
+
+        counted = scope["path"] not in OPEN_PATHS
+        if counted:
+            self._server.open_request()
+        try:
+            if counted:
+                self._admit(context, headers, scope["method"])
+            await self._app(scope, receive, tagged_send)
+        except ClientDisconnect:
+            context.status = _CLIENT_CLOSED_REQUEST
+        except Exception as error:
+            await self._fail(error, context, scope, receive, tagged_send)
+        finally:
+            if counted:
+                self._server.close_request()
+            self._write_log(context, scope, counted)
+
+    def _admit(self, context: RequestContext, headers: Headers, method: str) -> None:
+        """Raises `ApiError` for a request that must not pass."""
+        server = self._server
+        if server.keys.required:
+            client = server.keys.identify(headers.get("authorization"))
+            if client is None:
+                raise ApiError(
+                    401,
+                    "Incorrect or missing API key: send 'Authorization: Bearer KEY'.",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                    reason="auth",
+                )
+            context.client = client
+        if server.draining:
+            raise ApiError(
+                503,
+                "The server is shutting down; send the request to another replica.",
+                code="draining",
+                headers={"Retry-After": retry_after(_DRAINED_IN), "Connection": "close"},
+                reason="draining",
+            )
+        if server.rates is not None and method == "POST":
+            context.rate = rate = server.rates.take(context.client)
+            if not rate.allowed:
+                raise ApiError(
+                    429,
+                    f"Rate limit of {server.settings.rate_limit:g} requests a second reached; "
+                    f"try again in {rate.retry_after:.3f} s.",
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": retry_after(rate.retry_after)},
+                    reason="rate_limit",
+                )
+
+    async def _fail(
+        self,
+        error: Exception,
+        context: RequestContext,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        api_error = as_api_error(error)
+        if api_error.status == 500:
+            _log.error("a request failed", exc_info=error, extra={"request_id": context.request_id})
+        if api_error.reason is not None:
+            self._server.metrics.on_rejected(api_error.reason)
+        if context.status is None:
+            await error_response(api_error)(scope, receive, send)
+        else:
+            # The answer has begun. Raising makes the server close the connection, so that the
+            # client cannot take what it has for the whole.
+            raise error
+
+    def _write_log(self, context: RequestContext, scope: Scope, counted: bool) -> None:
+        level = logging.INFO if counted else logging.DEBUG
+        if not _access_log.isEnabledFor(level):
+            return
+        extra: dict[str, object] = {
+            "request_id": context.request_id,
+            "method": scope["method"],
+            "path": ascii(scope["path"][:200])[1:-1],
+            "status": context.status or 0,
+            "seconds": round(time.monotonic() - context.started, 6),
+        }
+        if context.client:
+            extra["client"] = context.client
+        _access_log.log(level, "request", extra=extra | context.fields)

@@ -1,0 +1,71 @@
+"""What all handlers share: the engine, the limits, and whether the server drains."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from starlette.requests import Request
+
+from pagelet.agent.auth import ApiKeys
+from pagelet.agent.http.errors import ApiError
+from pagelet.agent.limits import Admission, RateLimiter
+from pagelet.agent.metrics import Metrics
+from pagelet.agent.settings import ServeSettings
+from pagelet.engine.async_llm import AsyncLLM
+
+
+class Server:
+    """The state of one HTTP server. `begin_drain` and `wait_idle` are for its owner."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.metrics = metrics
+        self.started = int(time.time())
+        file = settings.api_key_file
+        self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))
+        self.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+        self.admission = Admission(settings.max_queue)
+        self.draining = False
+        self.open_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin_drain(self) -> None:
+        """From now on new requests are refused; those that are open finish."""
+        self.draining = True
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
+    def open_request(self) -> None:
+        """A request that a drain waits for began."""
+        self.open_requests += 1
+        self._idle.clear()
+
+    def close_request(self) -> None:
+        """It ended."""
+        self.open_requests -= 1
+        if not self.open_requests:
+            self._idle.set()
+
+    def check_model(self, name: str) -> None:
+        """Raises the error for a model that is not served here; it lists those that are."""
+        served = self.llm.served_model_names
+        if name not in served:
+            listed = ", ".join(repr(known) for known in served)
+            raise ApiError(
+                404,
+                f"The model {name[:200]!r} does not exist; this server has {listed}.",
+                param="model",
+                code="model_not_found",
+                reason="invalid",
+            )
+
+
+def server_of(request: Request) -> Server:
+    """The server that a request came to."""
+    server = request.app.state.server
+    assert isinstance(server, Server)
+    return server

@@ -1,0 +1,122 @@
+"""A server on a free port of the loopback interface, in a thread with an event loop of its own."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from pagelet.agent.http.app import create_app
+from pagelet.agent.metrics import Metrics
+from pagelet.agent.settings import ServeSettings
+
+from .fake_llm import FakeLLM
+
+
+class RunningServer:
+    def __init__(self, llm, app, port, loop):
+        self.llm = llm
+        self.app = app
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._loop = loop
+
+    @property
+    def state(self):
+        return self.app.state.server
+
+    def openai(self, **options):
+        return openai.OpenAI(base_url=f"{self.url}/v1", **({"api_key": "-"} | options))
+
+    def async_openai(self):
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="-", max_retries=0)
+
+    def post(self, path, **options):
+        return httpx.post(self.url + path, **options)
+
+    def get(self, path, **options):
+        return httpx.get(self.url + path, **options)
+
+    def run(self, function):
+        """Calls `function` on the server's loop."""
+
+        async def call():
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
+
+    def wait_until(self, condition):
+        """Until `condition()` holds on the server's loop."""
+
+        for _ in range(2000):
+            if self.run(condition):
+                return
+            time.sleep(0.005)
+        raise TimeoutError("it did not come to that within 10 s")
+
+
+@contextlib.contextmanager
+def serving(make_llm, **settings):
+    """`make_llm(metrics)` is awaited on the server's loop."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    started = threading.Event()
+    made = {}
+
+    async def serve():
+        metrics = Metrics(
+            model_name="tiny", max_model_len=1000, block_size=16, enable_prefix_caching=True
+        )
+        llm = await make_llm(metrics)
+        app = create_app(llm, ServeSettings(**settings), metrics)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        server = uvicorn.Server(config)
+        port = listener.getsockname()[1]
+        made["server"] = RunningServer(llm, app, port, asyncio.get_running_loop())
+        made["uvicorn"] = server
+        started.set()
+        await server.serve(sockets=[listener])
+
+    def run():
+        with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield made["server"]
+    finally:
+        made["uvicorn"].should_exit = True
+        thread.join(30)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def uvicorn_loop():
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+@pytest.fixture
+def serve():
+    """Starts servers with settings of their own, on a fake engine."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings):
+            async def make_llm(metrics):
+                return FakeLLM(metrics)
+
+            return stack.enter_context(serving(make_llm, **settings))
+
+        yield start
+
+
+@pytest.fixture
+def server(serve):
+    return serve()

@@ -1,0 +1,513 @@
+"""HTTP itself: errors in one shape, limits, keys, ids, drain, probes."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import threading
+
+import httpx
+import openai
+import pytest
+
+from pagelet.agent.http.gate import clean_request_id
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+PATH = "/v1/chat/completions"
+
+
+def error_of(response):
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+def metric(server, name):
+    for line in server.get("/metrics").text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.removeprefix(name + " "))
+    raise AssertionError(f"no {name}")
+
+
+@pytest.mark.parametrize(
+    ("request_args", "status", "param"),
+    [
+        ({"method": "GET", "url": "/nothing"}, 404, None),
+        ({"method": "GET", "url": PATH}, 405, None),
+        ({"method": "POST", "url": PATH, "content": b""}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"{"}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"[]"}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"null"}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"\xff\xfe"}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"[" * 100_000}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b'{"model":"\\ud800"}'}, 400, None),
+        ({"method": "POST", "url": PATH, "data": {"model": "tiny"}}, 415, None),
+        ({"method": "POST", "url": PATH, "json": {"model": "tiny"}}, 400, "messages"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"nonsense": 1}}, 400, "nonsense"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"n": 1.5}}, 400, "n"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"seed": 10**30}}, 400, "seed"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"n": 10**9}}, 400, "n"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"priority": 1}}, 400, "priority"),
+        ({"method": "POST", "url": PATH, "json": CHAT | {"audio": {}}}, 400, "audio"),
+        (
+            {
+                "method": "POST",
+                "url": PATH,
+                "json": CHAT | {"response_format": {"type": "json_object"}},
+            },
+            400,
+            "response_format",
+        ),
+        (
+            {"method": "POST", "url": PATH, "json": CHAT | {"top_logprobs": 2}},
+            400,
+            "top_logprobs",
+        ),
+        (
+            {"method": "POST", "url": PATH, "json": CHAT | {"stream_options": {}}},
+            400,
+            "stream_options",
+        ),
+        (
+            {
+                "method": "POST",
+                "url": PATH,
+                "json": {
+                    "model": "tiny",
+                    "messages": [{"role": "user", "content": [{"type": "image_url"}]}],
+                },
+            },
+            400,
+            "messages[0].content",
+        ),
+        (
+            {"method": "POST", "url": "/v1/completions", "json": {"model": "tiny", "prompt": []}},
+            400,
+            "prompt",
+        ),
+        (
+            {"method": "POST", "url": "/v1/completions", "json": {"model": "tiny", "prompt": [[]]}},
+            400,
+            "prompt",
+        ),
+        (
+            {
+                "method": "POST",
+                "url": "/v1/completions",
+                "json": {"model": "tiny", "prompt": "a", "suffix": "b"},
+            },
+            400,
+            "suffix",
+        ),
+        ({"method": "POST", "url": "/tokenize", "json": {}}, 400, "prompt"),
+        ({"method": "POST", "url": "/detokenize", "json": {"tokens": [2**32 - 1]}}, 400, "tokens"),
+    ],
+)
+def test_errors_have_one_shape(server, request_args, status, param):
+    url = server.url + request_args.pop("url")
+    response = httpx.request(url=url, **request_args)
+    assert response.status_code == status
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    if param is not None and status == 400:
+        assert server.state.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
+def test_numbers_that_json_does_not_have(server, number):
+    content = json.dumps(CHAT)[:-1] + f', "temperature": {number}}}'
+    response = server.post(PATH, content=content)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "temperature"
+
+
+def test_nul_bytes_are_text(server):
+    response = server.post("/tokenize", json={"prompt": "a\0b"})
+    assert response.json()["tokens"] == [1, 107, 10, 108]
+
+
+def test_many_errors_are_not_spelled_out(server):
+    body = CHAT | {f"x{i}": 1 for i in range(2000)}
+    response = server.post(PATH, json=body)
+    assert response.status_code == 400
+    assert "2000 errors" in error_of(response)["message"]
+
+
+def test_an_unforeseen_error_tells_nothing(server, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(server.llm, "render_chat", fail)
+    response = server.post(PATH, json=CHAT)
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+    assert "secret" not in response.text
+    assert server.get("/health").status_code == 200
+
+
+def test_tokenize_and_detokenize(server):
+    tokenized = server.post("/tokenize", json={"prompt": "ab", "return_token_strs": True}).json()
+    assert tokenized == {
+        "count": 3,
+        "max_model_len": 1000,
+        "tokens": [1, 107, 108],
+        "token_strs": ["<s>", "a", "b"],
+    }
+    bare = server.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False}).json()
+    assert bare["tokens"] == [107, 108]
+    chat = server.post("/tokenize", json={"messages": CHAT["messages"]}).json()
+    text = server.post("/detokenize", json={"tokens": chat["tokens"]}).json()
+    assert text == {"prompt": "<user>Hi<assistant>"}
+
+
+# Sizes, rates and keys
+
+
+def test_a_body_that_says_it_is_too_large(serve):
+    server = serve(max_body_bytes=1000)
+    response = server.post(PATH, content=b" " * 1001)
+    assert response.status_code == 413
+    assert error_of(response)["code"] == "request_too_large"
+    assert metric(server, 'pagelet_rejected_requests_total{reason="too_large"}') == 1
+
+
+def test_a_body_that_does_not_say_how_large_it_is(serve):
+    server = serve(max_body_bytes=1000)
+
+    def parts():
+        for _ in range(50):
+            yield b" " * 100
+
+    response = server.post(PATH, content=parts(), headers={"content-type": "application/json"})
+    assert response.status_code == 413
+
+
+def test_keys(serve, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfrom-file  # the first\n\n")
+    server = serve(api_keys=["given"], api_key_file=str(file))
+    for key in ("given", "from-file"):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert server.get("/v1/models", headers=headers).status_code == 200
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic given"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer # ours"},
+        {"Authorization": b"Bearer \xff\xfe"},
+    ):
+        response = server.get("/v1/models", headers=headers)
+        assert response.status_code == 401
+        assert error_of(response)["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+    with server.openai(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    for path in ("/health", "/ready", "/metrics", "/version"):
+        assert server.get(path).status_code == 200
+    assert server.get("/v1/config").status_code == 401
+    config = server.get("/v1/config", headers={"Authorization": "Bearer given"})
+    assert "given" not in config.text
+    assert str(file) not in config.text
+
+
+def test_rate_limit_is_for_each_key(serve):
+    server = serve(api_keys=["a", "b"], rate_limit=0.001)
+    a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
+    first = server.post(PATH, json=CHAT, headers=a)
+    assert first.status_code == 200
+    assert first.headers["x-ratelimit-limit-requests"] == "1"
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    second = server.post(PATH, json=CHAT, headers=a)
+    assert second.status_code == 429
+    assert error_of(second)["code"] == "rate_limit_exceeded"
+    assert int(second.headers["retry-after"]) > 900
+    assert server.post(PATH, json=CHAT, headers=b).status_code == 200
+    assert server.get("/v1/models", headers=a).status_code == 200
+
+
+def test_full_queue(serve):
+    server = serve(max_queue=2)
+    server.llm.behaviour.step = 3600
+    with httpx.Client(base_url=server.url) as client:
+        body = CHAT | {"n": 2}
+        thread = threading.Thread(target=lambda: _ignore(client, body))
+        thread.start()
+        server.wait_until(lambda: server.llm.running)
+        refused = server.post(PATH, json=CHAT)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert error_of(refused)["code"] == "queue_full"
+        assert metric(server, 'pagelet_rejected_requests_total{reason="queue_full"}') == 1
+        server.run(server.llm.die)
+        thread.join(10)
+    assert server.run(lambda: server.state.admission.in_flight) == 0
+
+
+def _ignore(client, body):
+    client.post(PATH, json=body)
+
+
+# Ids and logs
+
+
+def test_request_ids(server):
+    given = server.post(PATH, json=CHAT, headers={"X-Request-Id": "me-1"})
+    assert given.headers["x-request-id"] == "me-1"
+    assert given.json()["id"] == "chatcmpl-me-1"
+    made = server.post(PATH, json=CHAT).headers["x-request-id"]
+    assert len(made) == 32
+    in_body = server.post(PATH, json=CHAT | {"request_id": "me-2"})
+    assert in_body.headers["x-request-id"] == "me-2"
+    assert [request_id for request_id, *_ in server.llm.seen] == ["me-1", made, "me-2"]
+
+
+def test_request_ids_are_cleaned():
+    assert clean_request_id("a b\r\nc\u00e9!") == "abc"
+    assert len(clean_request_id("a" * 1000)) == 128
+    assert clean_request_id("\n") != clean_request_id("\n")
+
+
+def test_logs_tell_numbers_and_no_text(serve, caplog):
+    caplog.set_level(logging.DEBUG)
+    server = serve(api_keys=["my-secret-key"])
+    headers = {"Authorization": "Bearer my-secret-key", "X-Request-Id": "r1"}
+    body = CHAT | {"messages": [{"role": "user", "content": "my private words"}]}
+    server.post(PATH, json=body, headers=headers)
+    server.post(PATH, json=body | {"stream": True}, headers=headers)
+    server.get("/v1/models%0a?api_key=my-secret-key", headers=headers)
+    server.wait_until(lambda: len(_access_records(caplog)) == 3)
+    plain, streamed, odd = _access_records(caplog)
+    for record in (plain, streamed):
+        assert (record.request_id, record.method, record.path) == ("r1", "POST", PATH)
+        assert record.status == 200
+        assert record.prompt_tokens > 0
+        assert record.completion_tokens == len("Hello, wörld!")
+        assert len(record.client) == 12
+    assert odd.path == "/v1/models\\n"
+    everything = "\n".join(str(vars(record)) for record in caplog.records)
+    ours = "\n".join(str(vars(r)) for r in caplog.records if r.name.startswith("pagelet"))
+    assert "my private words" not in everything
+    assert "my-secret-key" not in ours
+
+
+def _access_records(caplog):
+    return [record for record in caplog.records if record.name == "pagelet.access"]
+
+
+def test_key_file_must_be_readable_at_start(serve, tmp_path):
+    from pagelet.agent.auth import ApiKeys
+
+    with pytest.raises(FileNotFoundError):
+        ApiKeys(file=tmp_path / "none")
+
+
+# Probes, drain, browsers
+
+
+def test_health_tells_the_truth(server):
+    assert server.get("/health").status_code == 200
+    server.llm.health = "engine core 0: step 7 has run for 61 s"
+    response = server.get("/health")
+    assert response.status_code == 503
+    assert "step 7" in error_of(response)["message"]
+
+
+def test_ready_needs_a_model(server):
+    assert server.get("/ready").status_code == 200
+    server.llm.is_ready = False
+    assert server.get("/ready").status_code == 503
+
+
+def test_drain(server):
+    held = server.run(asyncio.Event)
+    server.llm.behaviour.hold = held
+    with server.openai(max_retries=0) as client:
+        stream = client.chat.completions.create(stream=True, **CHAT)
+        first = next(stream)
+        server.run(server.state.begin_drain)
+        assert server.get("/ready").status_code == 503
+        assert server.get("/health").status_code == 200
+        refused = server.post(PATH, json=CHAT)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+        assert metric(server, "pagelet_draining") == 1
+        assert metric(server, "pagelet_open_requests") == 1
+        server.run(held.set)
+        rest = [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert first.choices[0].delta.content + "".join(rest) == "Hello, wörld!"
+    server.wait_until(server.state._idle.is_set)
+    assert metric(server, "pagelet_open_requests") == 0
+
+
+def test_config_and_version(server):
+    config = server.get("/v1/config").json()
+    assert config["engine"]["model"]["source"] == "folder/tiny"
+    assert config["engine"]["cache"]["block_size"] == 16
+    assert config["server"]["max_queue"] == 1024
+    assert config["server"]["api_key_required"] is False
+    assert config["sampling_defaults"] == {"temperature": 0.5}
+    assert server.get("/version").json()["version"]
+
+
+def test_browsers_are_refused_unless_their_origin_is_allowed(serve):
+    headers = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    closed = serve()
+    preflight = httpx.options(closed.url + PATH, headers=headers)
+    assert preflight.status_code == 405
+    assert "access-control-allow-origin" not in closed.get("/v1/models", headers=headers).headers
+    opened = serve(cors_origins=["https://app.example"], api_keys=["k"])
+    preflight = httpx.options(opened.url + PATH, headers=headers)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+    refused = opened.get("/v1/models", headers=headers)
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_openapi_names_the_bodies(server):
+    schema = server.get("/openapi.json").json()
+    body = schema["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatCompletionRequest"}
+    assert "messages" in schema["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+
+
+# Disconnects
+
+
+def open_request(server, body):
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_disconnect_aborts(server, stream):
+    server.llm.behaviour.text = "x" * 1000
+    server.llm.behaviour.step = 0.01
+    connection = open_request(server, CHAT | {"stream": stream, "request_id": "gone"})
+    server.wait_until(lambda: server.llm.running)
+    if stream:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    connection.close()
+    server.wait_until(lambda: not server.llm.running)
+    assert server.llm.aborted == ["gone"]
+    server.wait_until(lambda: server.state.admission.in_flight == 0)
+    server.wait_until(lambda: server.state.open_requests == 0)
+
+
+def test_a_disconnect_before_the_first_token_aborts(server):
+    server.llm.behaviour.step = 3600
+    connection = open_request(server, CHAT | {"stream": True, "n": 3, "request_id": "gone"})
+    server.wait_until(lambda: server.llm.running)
+    connection.close()
+    server.wait_until(lambda: server.llm.aborted == ["gone"])
+    server.wait_until(lambda: server.state.admission.in_flight == 0)
+
+
+def test_a_disconnect_in_the_middle_of_a_body(server):
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{{".encode())
+    server.wait_until(lambda: server.state.open_requests == 1)
+    connection.close()
+    server.wait_until(lambda: server.state.open_requests == 0)
+    assert server.llm.seen == []
+
+
+def test_a_slow_reader_gets_everything_in_fewer_chunks(server):
+    text = "".join(chr(ord("a") + i % 26) for i in range(200_000))
+    server.llm.behaviour.text = text
+    connection = open_request(server, CHAT | {"stream": True})
+    server.wait_until(lambda: server.llm.running)
+    server.wait_until(lambda: not server.llm.running)  # the engine did not wait for the reader
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        data += connection.recv(1 << 20)
+    connection.close()
+    events = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: {")]
+    deltas = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(deltas) == text
+    assert len(deltas) < len(text)
+
+
+# Engine failures
+
+
+def test_the_engine_dies_before_the_answer(server):
+    server.llm.behaviour.die_after = 0
+    for stream in (False, True):
+        response = server.post(PATH, json=CHAT | {"stream": stream})
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "5"
+        assert error_of(response)["code"] == "engine_unavailable"
+
+
+def test_the_engine_dies_in_mid_stream(server):
+    server.llm.behaviour.die_after = 3
+    response = server.post(PATH, json=CHAT | {"stream": True})
+    assert response.status_code == 200
+    *_, last = response.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    assert "[DONE]" not in response.text
+    with server.openai(max_retries=0) as client:
+        stream = client.chat.completions.create(stream=True, **CHAT)
+        with pytest.raises(openai.APIError, match="engine core 0 died"):
+            list(stream)
+    assert server.post(PATH, json=CHAT).status_code == 503
+    assert server.run(lambda: server.state.admission.in_flight) == 0
+
+
+def test_one_answer_fails(server):
+    server.llm.behaviour.fail_after = 2
+    response = server.post(PATH, json=CHAT)
+    assert response.status_code == 503
+    assert "out of blocks" in error_of(response)["message"]
+    batch = {"model": "tiny", "prompt": ["a", "b", "c"], "stream": True}
+    streamed = server.post("/v1/completions", json=batch)
+    assert "out of blocks" in streamed.text
+    assert "[DONE]" not in streamed.text
+    server.wait_until(lambda: not server.llm.running)
+
+
+def test_one_prompt_of_a_batch_is_refused(server):
+    server.llm.behaviour.step = 3600
+    body = {"model": "tiny", "prompt": [[200], [], [201]]}
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    server.wait_until(lambda: not server.llm.running)
+    assert len(server.llm.aborted) == 2
+    assert server.run(lambda: server.state.admission.in_flight) == 0
+
+
+def test_key_file_is_read_again(tmp_path, monkeypatch):
+    from pagelet.agent import auth
+
+    clock = [0.0]
+    monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
+    file = tmp_path / "keys"
+    file.write_text("old")
+    keys = auth.ApiKeys(file=file)
+    assert keys.identify("Bearer old")
+    file.write_text("new-key")
+    os.utime(file, ns=(1, 1))
+    clock[0] = 5
+    assert keys.identify("Bearer old") is None
+    name = keys.identify("bearer  new-key")
+    assert name
+    assert "new" not in name
+    file.unlink()
+    clock[0] = 10
+    assert keys.identify("Bearer new-key") == name
+    file.write_text("")
+    clock[0] = 15
+    assert keys.identify("Bearer new-key") is None
+    assert keys.required
