@@ -168,10 +168,7 @@ def _what_is_missing(path: Path, ggufs: list[Path], has_config: bool) -> str:
         return "has only pickled weights, which can run code when loaded; convert to safetensors"
     if has_config:
         return "has config.json but no .safetensors files"
-    return (
-        "has no model: neither config.json with .safetensors files nor one .gguf file (of a hub "
-        "repository with GGUF files name one: hf://ORG/NAME/FILE.gguf)"
-    )
+    return "has no model: neither config.json with .safetensors files nor one .gguf file"
 
 
 def _safetensors(folder: Path) -> list[Path]:

@@ -34,7 +34,7 @@ def download(
     source: str, progress: Callable[[int, int], None] | None, *, weights: bool
 ) -> tuple[Path, str]:
     """The cached folder (or GGUF file) of a hub source, downloaded where it is not complete, and
-    the repository's name. An interrupted download continues where it stopped.
+    the repository's name. After an interruption, files that are complete are not downloaded again.
 
     `progress` gets bytes done and bytes known of so far. Raises ModelSourceError.
     """
@@ -64,6 +64,11 @@ def download(
     path = Path(folder, file)
     if file and not path.exists():
         raise ModelSourceError(f"{source}: {repo} has no file {file}")
+    if not file and weights and not any(path.glob("*.safetensors")):
+        raise ModelSourceError(
+            f"{source}: {repo} has no .safetensors files; if it has GGUF files, name one: "
+            f"hf://{repo}/FILE.gguf"
+        )
     return path, repo
 
 
@@ -122,5 +127,5 @@ def _explained(error: Exception, source: str) -> ModelSourceError:
             f"{source}: the hub refuses access; set HF_TOKEN to a token that may read it"
         )
     return ModelSourceError(
-        f"{source}: the download failed: {error}; run it again to continue where it stopped"
+        f"{source}: the download failed: {error}; run it again, files that are complete are kept"
     )
