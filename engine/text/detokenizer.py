@@ -108,7 +108,9 @@ class PipelineDetokenizer:
 
     The tokens that gave the last text stay in the window as context, since pipelines treat the
     first token of a text differently. Text that ends in U+FFFD may be half a character, and waits
-    for up to `_MAX_WAITING` tokens, so that the window stays small whatever the model writes.
+    for up to `_MAX_WAITING` tokens, so that the window stays small whatever the model writes. This
+    is exact for pipelines that look no further back than one token, as all known ones do; for
+    others it is as near as decoding piece by piece can be.
     """
 
     _MAX_WAITING: Final = 8

