@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import MARKER, is_alive, marked_processes, wait_for
+
+from support.processes import MARKER, is_alive, marked_processes, wait_for
 
 STUB = str(Path(__file__).parent / "stub.py")
 
@@ -82,6 +83,7 @@ def test_a_killed_api_process_comes_back_and_the_port_stays_bound(
     running = tree().wait_ready()
     first = running.ask()
     os.kill(first, signal.SIGKILL)
+    wait_for(lambda: not is_alive(first))
     second = running.ask()  # the connection waits for the new process, it is not refused
     assert second != first
     assert running.starts("api") == [first, second]

