@@ -27,6 +27,7 @@ __all__ = ["Processor", "RequestedSampling"]
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 _PRIORITY: Final = (-(2**31), 2**31 - 1)
 _SEED_BITS: Final = 63
+_END_MARK: Final = "<|pagelet: end of the message|>"
 
 
 class Processor:
@@ -114,11 +115,15 @@ class Processor:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         """The prompt of a conversation; encode it without adding special tokens, as they are in it.
 
-        Raises InvalidRequest if the template refuses the conversation, or there is none.
+        With `continue_final_message` the prompt ends with the last message's text, so that the
+        answer goes on from there. Raises InvalidRequest if the template refuses the conversation,
+        or there is none.
         """
         if self._chat_template is None:
             raise InvalidRequest(
@@ -127,7 +132,19 @@ class Processor:
             )
         if not messages:
             raise InvalidRequest("messages must not be empty", "messages")
-        return self._chat_template.render(messages, tools, add_generation_prompt, **template_kwargs)
+        if not continue_final_message:
+            return self._chat_template.render(
+                messages, tools, add_generation_prompt, **template_kwargs
+            )
+        marked = [*messages[:-1], _with_end_marked(messages[-1])]
+        text = self._chat_template.render(marked, tools, False, **template_kwargs)
+        if text.count(_END_MARK) != 1:
+            raise InvalidRequest(
+                "the chat template does not show the last message once and as it is, so it cannot "
+                "be continued",
+                "continue_final_message",
+            )
+        return text.partition(_END_MARK)[0]
 
     def check_token_ids(self, param: str, token_ids: Collection[int]) -> None:
         """Raises InvalidRequest for an id that is no token, also if the model has a row for it."""
@@ -180,6 +197,15 @@ def _check_cache_salt(cache_salt: str) -> None:
             f"got {len(cache_salt)}",
             "cache_salt",
         )
+
+
+def _with_end_marked(message: Message) -> Message:
+    """The message with a mark where its text ends: what follows it is the template's."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": content + _END_MARK}
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last.get("text", "") + _END_MARK}]}
 
 
 def _template_source(tokenizer: Tokenizer, path: str | None) -> str | None:

@@ -308,3 +308,22 @@ def test_text_that_is_no_unicode_is_refused_before_the_tokenizer() -> None:
         tokenizer.encode("a\ud83d")
     with pytest.raises(InvalidRequest, match="surrogate"):
         tokenizer.encode_batch(["a", "\ud83d"])
+
+
+@pytest.mark.parametrize(
+    "content", ["It is ", [{"type": "text", "text": "It"}, {"type": "text", "text": "is "}]]
+)
+def test_the_last_message_can_be_continued(content: Any) -> None:
+    messages = [{"role": "user", "content": "Is?"}, {"role": "assistant", "content": content}]
+    text = PROCESSOR.render_chat(messages, continue_final_message=True)
+    said = content if isinstance(content, str) else "It\nis "
+    assert text == "user: Is?\nassistant: " + said
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ messages[-1].content * 2 }}", "nothing"]
+)
+def test_a_template_that_hides_the_last_message_cannot_continue_it(template: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        make_processor(template=template).render_chat(messages, continue_final_message=True)
