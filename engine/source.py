@@ -60,6 +60,12 @@ class ModelFiles:
                 return template
         return None
 
+    def has_weights(self) -> bool:
+        """False where only the configuration or the tokenizer was asked for."""
+        return (
+            self.format == "gguf" or (self.path / _INDEX).is_file() or bool(_safetensors(self.path))
+        )
+
     def weight_files(self) -> list[Path]:
         """The `.gguf` file, or the safetensors shards; ModelSourceError names what is missing."""
         if self.format == "gguf":
@@ -149,9 +155,10 @@ def _files(path: Path, name: str, source: str, *, weights: bool) -> ModelFiles:
     has_config = (path / "config.json").is_file()
     if has_config or (not weights and (path / "tokenizer.json").is_file()):
         files = ModelFiles(path, "safetensors", name)
-        if not weights or _safetensors(path) or (path / _INDEX).is_file():
-            if weights:
-                files.weight_files()
+        if not weights:
+            return files
+        if files.has_weights():
+            files.weight_files()  # raises for missing shards now, not in the middle of loading
             return files
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:

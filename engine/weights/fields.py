@@ -1,10 +1,13 @@
 """Typed access to the fields of a checkpoint's configuration, with errors that name the field."""
 
-import math
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pagelet.engine.weights.errors import ModelSourceError
+
+# Far beyond any model, and small enough to make a set of: what is counted one by one.
+MAX_COUNT: Final = 10_000
 
 
 class Fields:
@@ -21,37 +24,31 @@ class Fields:
         """Whether the key is there with a value other than null."""
         return self._values.get(key) is not None
 
-    def integer(self, key: str, *, minimum: int = 1) -> int:
+    def integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self._values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.wrong(key, f"an integer of at least {minimum}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.wrong(key, f"an integer from {minimum} to {maximum}")
         return value
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
         return self.integer(key, minimum=minimum) if key in self else None
 
-    def number(self, key: str) -> float:
+    def finite(self, key: str) -> int | float:
         value = self._values.get(key)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not 0 < value < math.inf
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        if not abs(value) <= sys.float_info.max:
+            raise self.wrong(key, "a finite number")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.finite(key)
+        if value <= 0:
             raise self.wrong(key, "a positive number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
         return self.number(key) if key in self else None
-
-    def finite(self, key: str) -> int | float:
-        value = self._values.get(key)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-        ):
-            raise self.wrong(key, "a number")
-        return value
 
     def boolean(self, key: str) -> bool:
         value = self._values.get(key)
@@ -84,7 +81,7 @@ class Fields:
         """One id or a list of them; empty if the key is absent."""
         value = self._values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        if not all(type(i) is int and i >= 0 for i in ids):
             raise self.wrong(key, "a token id or a list of them")
         return tuple(ids)
 

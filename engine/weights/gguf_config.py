@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.weights.errors import ModelSourceError
-from pagelet.engine.weights.fields import Fields
+from pagelet.engine.weights.fields import MAX_COUNT, Fields
 from pagelet.engine.weights.gguf_file import GGMLType, GGUFFile
 from pagelet.engine.weights.hf_config import unsupported_architecture
 
@@ -58,7 +58,7 @@ def model_config_from_gguf(file: GGUFFile) -> ModelConfig:
     gemma = architecture == "Gemma3ForCausalLM"
 
     hidden_size = fields.integer("embedding_length")
-    num_layers = fields.integer("block_count")
+    num_layers = fields.integer("block_count", maximum=MAX_COUNT)
     num_heads = fields.integer("attention.head_count")
     num_kv_heads = fields.optional_integer("attention.head_count_kv") or num_heads
     if num_heads % num_kv_heads:
@@ -154,7 +154,8 @@ def _moe(fields: Fields, architecture: str) -> MoEConfig | None:
     if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
         return None
     size = fields.optional_integer("expert_feed_forward_length")
-    num_experts, num_chosen = fields.integer("expert_count"), fields.integer("expert_used_count")
+    num_experts = fields.integer("expert_count", maximum=MAX_COUNT)
+    num_chosen = fields.integer("expert_used_count")
     if num_chosen > num_experts:
         raise fields.wrong("expert_used_count", f"at most the {num_experts} experts")
     return MoEConfig(
@@ -240,6 +241,8 @@ def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
     if "tokenizer.ggml.tokens" in fields and "tokenizer.ggml.token_type" in fields:
         tokens = fields.strings("tokenizer.ggml.tokens")
         kinds = file.metadata["tokenizer.ggml.token_type"]
+        if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
+            raise ModelSourceError(f"{file.path}: has not one token type for each token")
         ids += [
             i
             for text in _END_OF_TURN

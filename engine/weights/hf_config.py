@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.weights.errors import ModelSourceError
-from pagelet.engine.weights.fields import Fields
+from pagelet.engine.weights.fields import MAX_COUNT, Fields
 
 _LLAMA: Final[dict[str, Any]] = {
     "vocab_size": 32000,
@@ -146,7 +146,7 @@ def model_config_from_hf(
     gemma = architecture == "Gemma3ForCausalLM"
     _refuse_variants(fields)
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_COUNT)
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -300,21 +300,24 @@ def _rope_config(fields: Fields, parameters: dict[str, Any], theta: float) -> Ro
         theta = given.number("rope_theta")
     if "partial_rotary_factor" in given and given.number("partial_rotary_factor") != 1:
         raise given.wrong("partial_rotary_factor", "1 (rotating a part is not supported)")
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    key = "rope_type" if "rope_type" in given else "type"
+    rope_type = given.string(key) if key in given else "default"
     if rope_type == "default":
         return RopeConfig(theta)
     if rope_type not in _ROPE_TYPES:
-        raise given.wrong("rope_type", f"one of default, {', '.join(_ROPE_TYPES)}")
-    for key in _ROPE_TYPES[rope_type]:
-        given.number(key)
+        raise given.wrong(key, f"one of default, {', '.join(_ROPE_TYPES)}")
+    for needed in _ROPE_TYPES[rope_type]:
+        given.number(needed)
     scaling = {k: v for k, v in parameters.items() if k not in ("rope_theta", "type")}
     scaling["rope_type"] = rope_type
     if rope_type in _RESCALED_ROPE_TYPES:
-        key = "original_max_position_embeddings"
-        if key in fields:
-            scaling[key] = fields.integer(key)
-        elif scaling.get(key) is None:
-            scaling[key] = fields.integer("max_position_embeddings")
+        length = "original_max_position_embeddings"
+        if length in fields:
+            scaling[length] = fields.integer(length)
+        elif length in given:
+            scaling[length] = given.integer(length)
+        else:
+            scaling[length] = fields.integer("max_position_embeddings")
     return RopeConfig(theta, scaling)
 
 
@@ -330,7 +333,7 @@ def _moe(architecture: str, fields: Fields, num_layers: int) -> MoEConfig | None
         dense_layers = frozenset(i for i in range(num_layers) if i in dense or (i + 1) % step)
     else:
         return None
-    num_experts = fields.integer("num_local_experts")
+    num_experts = fields.integer("num_local_experts", maximum=MAX_COUNT)
     num_chosen = fields.integer("num_experts_per_tok")
     if num_chosen > num_experts:
         raise fields.wrong("num_experts_per_tok", f"at most the {num_experts} experts")

@@ -98,7 +98,11 @@ def _gguf(
             continue
         if not target.stacked:
             weight = _load(file, tensor, tensor.shape, 0, dtype)
-            yield target.names[0], _as_hugging_face(weight, tensor.name, config), tensor.nbytes
+            yield (
+                target.names[0],
+                _as_hugging_face(file, weight, tensor.name, config),
+                tensor.nbytes,
+            )
             continue
         if tensor.shape[0] != len(target.names):
             raise GGUFError(
@@ -124,13 +128,20 @@ def _load(
         raise GGUFError(f"{file.path}: {error}") from error
 
 
-def _as_hugging_face(weight: torch.Tensor, gguf_name: str, config: ModelConfig) -> torch.Tensor:
+def _as_hugging_face(
+    file: GGUFFile, weight: torch.Tensor, gguf_name: str, config: ModelConfig
+) -> torch.Tensor:
     """Undoes what llama.cpp's converter does to some weights."""
     if config.norm_plus_one and gguf_name.endswith("norm.weight"):
         return weight - 1  # the converter adds the 1 of Gemma's RMSNorm
     if config.architecture in ("LlamaForCausalLM", "MixtralForCausalLM"):
         for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
             if part in gguf_name:
+                if weight.shape[0] != num_heads * config.head_dim:
+                    raise GGUFError(
+                        f"{file.path}: tensor {gguf_name!r} has {weight.shape[0]} rows, where the "
+                        f"metadata says {num_heads} heads of {config.head_dim}"
+                    )
                 return _to_halves(weight, num_heads)
     return weight
 

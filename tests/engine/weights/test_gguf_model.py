@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pagelet.engine.model_config import ModelConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
@@ -331,6 +333,77 @@ def test_refusals_name_file_and_key(
     with pytest.raises(ModelSourceError, match=message) as error:
         read_config(path)
     assert str(path) in str(error.value)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(0, 5),
+    st.integers(0, 2**32 - 1),
+    st.floats(width=32),
+    st.sampled_from(["none", "linear", "yarn", "x"]),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    st.lists(st.booleans(), min_size=6, max_size=6),
+)
+KEYS = st.sampled_from(
+    [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "expert_count",
+        "expert_used_count",
+        "rope.freq_base",
+        "rope.dimension_count",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+    ]
+)
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    name=st.sampled_from(["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"]),
+    values=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
+)
+def test_any_metadata_gives_a_config_or_the_one_error(
+    name: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    path = metadata_file(tmp_path / "m.gguf", name, **values)
+    try:
+        config = read_config(path)
+    except ModelSourceError as error:
+        message = str(error)
+    else:
+        assert config.num_heads % config.num_kv_heads == 0
+        assert config.sliding_layers <= set(range(config.num_layers))
+        return
+    assert str(path) in message
+
+
+def test_rows_that_are_no_whole_heads(tmp_path: Path) -> None:
+    config = read_config(metadata_file(tmp_path / "m.gguf", "llama"))
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((60, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    files = ModelFiles(tmp_path / "odd.gguf", "gguf", "odd")
+    with pytest.raises(
+        ModelSourceError, match=r"has 60 rows, where the metadata says 4 heads of 16"
+    ):
+        list(iterate_weights(files, config))
 
 
 def test_tensor_that_the_model_does_not_have(tmp_path: Path) -> None:

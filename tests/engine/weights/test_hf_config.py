@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagelet.engine.model_config import ModelConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
+from pagelet.engine.weights import hf_config
 from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.hf_config import model_config_from_hf
 
@@ -115,11 +118,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "settings"), VARIANTS)
+@pytest.mark.parametrize(("architecture", "values"), VARIANTS)
 def test_few_fields_give_what_transformers_gives(
-    architecture: str, settings: dict[str, Any], tmp_path: Path
+    architecture: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
-    raw = json.dumps({"architectures": [architecture]} | settings)
+    raw = json.dumps({"architectures": [architecture]} | values)
     (tmp_path / "config.json").write_text(raw)
     theirs = CONFIG_CLASSES[architecture].from_pretrained(tmp_path)
     ours = model_config_from_hf(json.loads(raw))
@@ -133,8 +136,8 @@ def test_few_fields_give_what_transformers_gives(
 
 
 def test_biases_norms_and_gemmas_factors() -> None:
-    def config(architecture: str, **settings: Any) -> ModelConfig:
-        return model_config_from_hf({"architectures": [architecture]} | settings)
+    def config(architecture: str, **values: Any) -> ModelConfig:
+        return model_config_from_hf({"architectures": [architecture]} | values)
 
     llama = config("LlamaForCausalLM", attention_bias=True)
     assert (llama.qkv_bias, llama.o_bias, llama.qk_norm) == (True, True, False)
@@ -240,7 +243,61 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_refusals_name_the_field(settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_refusals_name_the_field(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelSourceError, match=message):
-        model_config_from_hf({"architectures": ["LlamaForCausalLM"]} | settings)
+        model_config_from_hf({"architectures": ["LlamaForCausalLM"]} | values)
+
+
+JSON = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 4),
+    st.integers(),
+    st.just(10**400),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from(["linear", "yarn", "llama3", "sliding_attention"]),
+    st.lists(st.integers(-1, 3), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "type", "factor", "rope_theta", "full_attention"]),
+        st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=1)),
+        max_size=3,
+    ),
+)
+KEYS = st.sampled_from(
+    sorted(
+        {
+            "rope_parameters",
+            "rope_scaling",
+            "original_max_position_embeddings",
+            "partial_rotary_factor",
+            "layer_types",
+            "mlp_only_layers",
+            "quantization_config",
+            "dtype",
+            "text_config",
+            *(key for defaults in hf_config._DEFAULTS.values() for key in defaults),
+        }
+    )
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    architecture=st.sampled_from([*SUPPORTED_ARCHITECTURES, "Gemma3ForConditionalGeneration"]),
+    values=st.dictionaries(KEYS, JSON, min_size=1, max_size=3),
+    generation=st.dictionaries(st.sampled_from(["eos_token_id", "top_k", "temperature"]), JSON),
+)
+def test_any_json_gives_a_config_or_the_one_error(
+    architecture: str, values: dict[str, Any], generation: dict[str, Any]
+) -> None:
+    try:
+        config = model_config_from_hf({"architectures": [architecture]} | values, generation)
+    except ModelSourceError as error:
+        message = str(error)
+    else:
+        assert config.num_heads % config.num_kv_heads == 0
+        assert config.sliding_layers <= set(range(config.num_layers))
+        return
+    assert "config.json: " in message

@@ -67,6 +67,12 @@ def test_tensors_keep_their_type_and_computed_ones_are_left_out(tmp_path: Path) 
     assert all(tensor.dtype == torch.bfloat16 for tensor in found.values())
 
 
+def test_type_of_the_weights_where_the_config_says_none(tmp_path: Path) -> None:
+    files = small_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert load_model_config(files).checkpoint_dtype == "bfloat16"
+
+
 def test_tied_head_is_left_out(tmp_path: Path) -> None:
     files = small_checkpoint(tmp_path, tie_word_embeddings=True)
     found = dict(iterate_weights(files, load_model_config(files)))
