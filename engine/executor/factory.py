@@ -1,5 +1,6 @@
 """Picks the executor that the options ask for. Imports torch only where this process needs it."""
 
+import os
 from collections.abc import Callable
 
 from pagelet.engine.executor.base import Executor
@@ -31,6 +32,9 @@ def make_executor(
         from pagelet.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor(options, files, config, max_model_len, stage, num_real_tokens)
+    # Read when torch is first imported. Threads that spin while they wait for one another stall for
+    # milliseconds an operation on a machine that does anything else.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from pagelet.engine.executor.inproc import InprocExecutor
     from pagelet.engine.executor.load import load_runner
 

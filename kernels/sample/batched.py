@@ -4,10 +4,6 @@ import torch
 
 from pagelet.kernels.sample.reference import UNIT
 
-_NUCLEUS_WIDTHS = (64, 1024)
-"""How many of the largest weights are looked at before all are sorted: on a CPU selecting 64 of
-50,000 takes a thirtieth of a sort, and most distributions have their nucleus there."""
-
 
 def sample(
     logits: torch.Tensor,
@@ -52,18 +48,29 @@ def _kth_largest(weights: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> 
 
 def _nucleus_threshold(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Each row's smallest weight inside of its nucleus [num_rows]; 0 where top_p keeps all."""
-    needed = torch.ceil(top_p * weights.sum(dim=-1)).to(torch.int64)
-    threshold = torch.zeros_like(needed)
-    (todo,) = torch.nonzero(top_p < 1.0, as_tuple=True)
-    vocab_size = weights.shape[-1]
-    widths = _NUCLEUS_WIDTHS if weights.device.type == "cpu" else ()
-    for width in [w for w in widths if w < vocab_size] + [vocab_size]:
-        if todo.numel() == 0:
-            break
-        largest = weights[todo].topk(width, dim=-1).values
-        enough = largest.cumsum(dim=-1) >= needed[todo, None]
-        last = enough.int().argmax(dim=-1, keepdim=True)  # the first prefix that is enough
-        found = enough[:, -1]
-        threshold[todo[found]] = largest.gather(1, last).squeeze(-1)[found]
-        todo = todo[~found]
-    return threshold
+    total = weights.sum(dim=-1)
+    needed = torch.ceil(top_p * total).to(torch.int64)
+    if weights.device.type == "cpu":
+        candidates = _pack_candidates(weights, torch.where(top_p < 1.0, total - needed, total))
+    else:
+        candidates = weights  # sorting all is faster than to wait for the number of candidates
+    descending = candidates.sort(dim=-1, descending=True).values
+    last = torch.searchsorted(descending.cumsum(dim=-1), needed[:, None])
+    last.clamp_(max=candidates.shape[-1] - 1)
+    return torch.where(top_p < 1.0, descending.gather(1, last).squeeze(-1), 0)
+
+
+def _pack_candidates(weights: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
+    """Each row's weights without the smallest, padded with zeros [num_rows, most candidates].
+
+    Dropped are weights of at most spare / vocab_size: even all together they weigh no more than
+    `spare` [num_rows], so that what a nucleus can do without is dropped before the sort, which is
+    most of a usual vocabulary.
+    """
+    kept = weights > (spare // weights.shape[-1])[:, None]
+    counts = kept.sum(dim=-1)
+    rows, columns = kept.nonzero(as_tuple=True)
+    order = torch.arange(len(rows)) - (counts.cumsum(dim=0) - counts)[rows]
+    packed = weights.new_zeros(len(weights), max(1, int(counts.max())))
+    packed[rows, order] = weights[rows, columns]
+    return packed
