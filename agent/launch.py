@@ -23,5 +23,5 @@ class ApiLaunch(msgspec.Struct, kw_only=True):
 
 def launch_api(launch: ApiLaunch, listener: socket.socket) -> ChildProcess:
     """Starts the API process on a listening socket and returns at once; it reports the
-    model's name once it answers requests, which may be before any engine core is ready."""
+    model's name once it has an engine core to serve with."""
     return ChildProcess(["-m", "pagelet.agent.serve"], launch, pass_fds=[listener.fileno()])

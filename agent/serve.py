@@ -12,7 +12,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -42,8 +42,8 @@ class HTTPServer(uvicorn.Server):
     """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
     while this server drains, probes must still be answered and new requests refused in words."""
 
-    def __init__(self, app: FastAPI, on_started: Callable[[], None]) -> None:
-        self._on_started = on_started
+    def __init__(self, app: FastAPI) -> None:
+        self.listening = asyncio.Event()
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -57,10 +57,10 @@ class HTTPServer(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tells once requests are answered."""
+        """Sets `listening` once requests are answered."""
         await super().startup(sockets)
         if self.started:
-            self._on_started()
+            self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,7 +77,8 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
         options, launch.socket_paths, launch.heartbeat_paths, metrics, settings.step_timeout
     )
     app = create_app(llm, settings, metrics)
-    server = HTTPServer(app, lambda: link.report_serving(llm.served_model_names[0]))
+    server = HTTPServer(app)
+    report = loop.create_task(_report_serving(server, llm, link))
     drains: list[asyncio.Task[None]] = []
 
     def begin_drain() -> None:
@@ -90,6 +91,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
     gc.collect()
     gc.freeze()  # modules and tokenizer live as long as the process: never scan them again
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
+    report.cancel()
     await llm.close()
 
 
@@ -104,6 +106,12 @@ def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
         num_engines=options.parallel.data_parallel_size,
         aliases=settings.metric_aliases,
     )
+
+
+async def _report_serving(server: HTTPServer, llm: AsyncLLM, link: ParentLink) -> None:
+    await server.listening.wait()
+    await llm.wait_ready()
+    link.report_serving(llm.served_model_names[0])
 
 
 async def _drain(server: Server, most_seconds: float) -> None:
