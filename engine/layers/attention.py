@@ -7,6 +7,7 @@ from pagelet.engine.layers.linear import RowParallelLinear, qkv_parallel_linear
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weights
 from pagelet.engine.layers.rotary import Rotation
+from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention
@@ -20,7 +21,7 @@ class Attention:
         self.layer = layer
         self.head_dim = config.head_dim
         self.num_heads = placement.share(config.num_heads)
-        self.num_kv_heads = max(1, config.num_kv_heads // placement.tp.size)
+        self.num_kv_heads = kv_heads_per_rank(config.num_kv_heads, placement.tp.size)
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.window = config.window(layer)
         self.softcap = config.attention_logit_softcap

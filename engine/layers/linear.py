@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.kernels.linear import linear
 
 
@@ -101,7 +102,7 @@ def qkv_parallel_linear(
     heads, neighbouring ranks hold copies of the KV head that their query heads share."""
     tp = placement.tp
     local_heads = placement.share(num_heads)
-    local_kv_heads = max(1, num_kv_heads // tp.size)
+    local_kv_heads = kv_heads_per_rank(num_kv_heads, tp.size)
     kv_part = tp.rank * num_kv_heads // tp.size if num_kv_heads < tp.size else tp.rank
     return ColumnParallelLinear(
         hidden_size,

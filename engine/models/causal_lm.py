@@ -103,7 +103,8 @@ class CausalLM(abc.ABC):
         unexpected = []
         for name, tensor in tensors:
             if name not in wanted:
-                if not self._is_redundant(name):
+                # A tied head is the embedding; some checkpoints store it twice.
+                if not (name == "lm_head.weight" and self.config.tie_word_embeddings):
                     unexpected.append(name)
                 continue
             weight = wanted[name]
@@ -124,12 +125,6 @@ class CausalLM(abc.ABC):
                 f"the checkpoint does not fit {self.config.architecture}; tensors "
                 f"{'; '.join(problems)}"
             )
-
-    def _is_redundant(self, name: str) -> bool:
-        """Tensors that some checkpoints repeat: the tied head, and frequencies of the rotary
-        embedding."""
-        tied_head = name == "lm_head.weight" and self.config.tie_word_embeddings
-        return tied_head or name.endswith(".rotary_emb.inv_freq")
 
     def init_dummy(self, seed: int = 0) -> None:
         """Random weights in place of a checkpoint: the same model for any number of ranks."""

@@ -4,6 +4,7 @@ import torch
 
 from pagelet.engine.layers.context import SINGLE, TensorParallel
 from pagelet.engine.layers.placement import Placement
+from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.models.causal_lm import CausalLM
@@ -11,7 +12,6 @@ from pagelet.engine.models.gemma3 import Gemma3ForCausalLM
 from pagelet.engine.models.llama import LlamaForCausalLM
 from pagelet.engine.models.mixtral import MixtralForCausalLM
 from pagelet.engine.models.qwen3_moe import Qwen3MoeForCausalLM
-from pagelet.engine.models.tensor_parallel import check_tensor_parallel
 
 MODELS: dict[str, type[CausalLM]] = {
     "Gemma3ForCausalLM": Gemma3ForCausalLM,

@@ -10,8 +10,8 @@ import torch
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.host_memory import read_host_memory
 from pagelet.engine.kv.spec import KVLayout, make_layout
+from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.models.tensor_parallel import kv_heads_per_rank
 from pagelet.protocol.config import CacheOptions, EngineOptions
 
 _MIB = 1 << 20
@@ -40,7 +40,7 @@ class DeviceMemory:
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int) -> KVLayout:
     """How the model's layers share pages on one rank."""
-    heads = kv_heads_per_rank(config, tp_size)
+    heads = kv_heads_per_rank(config.num_kv_heads, tp_size)
     page_bytes = 2 * block_size * heads * config.head_dim * dtype.itemsize
     return make_layout([config.window(layer) for layer in range(config.num_layers)], page_bytes)
 

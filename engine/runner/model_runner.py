@@ -9,10 +9,10 @@ import torch
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.layers.context import SINGLE, ForwardContext, KVBinding, TensorParallel
+from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
-from pagelet.engine.models.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.runner.device import choose_device, choose_dtype
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.memory import (
@@ -69,7 +69,7 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         of_ranks = tp.all_gather(torch.tensor([fitting], device=self.device))
         self.num_blocks = int(of_ranks.min())
-        page_shape = (kv_heads_per_rank(config, tp.size), block_size, config.head_dim)
+        page_shape = (kv_heads_per_rank(config.num_kv_heads, tp.size), block_size, config.head_dim)
         self._kv = _make_kv_cache(
             self.layout, config.num_layers, self.num_blocks, page_shape, self.dtype, self.device
         )

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from pagelet.engine.layers.context import SINGLE, TensorParallel
-from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
-from pagelet.engine.models.causal_lm import CausalLM
-from pagelet.engine.models.registry import build_model
-from pagelet.engine.models.tensor_parallel import (
+from pagelet.engine.layers.tensor_parallel import (
     check_tensor_parallel,
     kv_heads_per_rank,
     supported_tensor_parallel_sizes,
 )
+from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
+from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.models.registry import build_model
 from support.paged import PagedHarness, logits_of_all
 
 
@@ -92,7 +92,7 @@ def run_rank(config: ModelConfig, tp: TensorParallel) -> list[torch.Tensor]:
     model = build_model(config, torch.float64, "cpu", tp)
     randomize(model)
     rng = random.Random(0)
-    num_kv_heads = kv_heads_per_rank(config, tp.size)
+    num_kv_heads = kv_heads_per_rank(config.num_kv_heads, tp.size)
     harness = PagedHarness(config, torch.float64, rng, num_kv_heads=num_kv_heads)
     for length in (19, 8):
         harness.add([rng.randrange(config.vocab_size) for _ in range(length)])

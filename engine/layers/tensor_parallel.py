@@ -31,6 +31,6 @@ def check_tensor_parallel(config: ModelConfig, size: int) -> None:
         )
 
 
-def kv_heads_per_rank(config: ModelConfig, size: int) -> int:
-    """KV heads that a rank holds in its cache."""
-    return max(1, config.num_kv_heads // size)
+def kv_heads_per_rank(num_kv_heads: int, size: int) -> int:
+    """KV heads that a rank computes and holds in its cache."""
+    return max(1, num_kv_heads // size)
