@@ -1,0 +1,202 @@
+"""The engine as a library: `LLM(model).generate(prompts)`, without a server or other processes."""
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from pagelet.engine.core.build import build_core
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.model_config import context_length
+from pagelet.engine.output_processor import OutputProcessor
+from pagelet.engine.outputs import InvalidRequest, PositionLogprobs, RequestOutput
+from pagelet.engine.processor import Processor, RequestedSampling
+from pagelet.engine.progress import ProgressBar
+from pagelet.engine.source import resolve
+from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import EngineOptions
+
+Prompt = str | Sequence[int]
+
+
+@dataclasses.dataclass
+class Answer:
+    """One of the `n` answers to a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: int | str | None
+    logprobs: list[PositionLogprobs] | None
+
+
+@dataclasses.dataclass
+class Completion:
+    """A prompt and its answers."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Answer]
+    num_cached_tokens: int
+    prompt_logprobs: list[PositionLogprobs | None] | None
+
+
+class LLM:
+    """An engine in this process.
+
+    `model` takes the same sources as `pagelet serve`; keyword arguments are the fields of
+    `pagelet.protocol.config`'s options by their own names, such as `max_model_len`, `dtype`,
+    `block_size` or `max_num_seqs`. Raises `ConfigurationError` if they cannot work.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.options = _engine_options(model, options)
+        if self.options.parallel.data_parallel_size > 1:
+            raise ConfigurationError(
+                "data_parallel_size is for `pagelet serve`; LLM has one engine"
+            )
+        files = resolve(model)
+        self.config = load_model_config(files)
+        source = self.options.model.tokenizer
+        self.tokenizer = load_tokenizer(files if source is None else resolve(source))
+        self.max_model_len = context_length(self.config, self.options.model.max_model_len)
+        self.processor = Processor(
+            self.config, self.tokenizer, self.max_model_len, files, self.options.model
+        )
+        self._core = build_core(self.options)
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._next_id = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: RequestedSampling | Sequence[RequestedSampling] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Answers every prompt (text or token ids), in the order given, all batched together.
+
+        `sampling` is one for all or one a prompt. Raises `InvalidRequest` before anything runs if
+        any of them cannot be served.
+        """
+        listed = _as_list(prompts)
+        params = (
+            [sampling or RequestedSampling()] * len(listed)
+            if not isinstance(sampling, Sequence)
+            else list(sampling)
+        )
+        if len(params) != len(listed):
+            raise InvalidRequest(f"{len(listed)} prompts but {len(params)} sampling parameters")
+        completions, requests = [], []
+        for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
+            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            children = self.processor.process(
+                token_ids,
+                wanted,
+                request_id=f"prompt-{number}",
+                arrival_time=time.monotonic(),
+            )
+            answers = [Answer(i, "", [], "", None, None) for i in range(len(children))]
+            text = prompt if isinstance(prompt, str) else None
+            completion = Completion(text, token_ids, answers, 0, None)
+            completions.append(completion)
+            requests += [(child, completion, i) for i, child in enumerate(children)]
+        with ProgressBar("prompts", len(requests), enabled=progress) as bar:
+            for request, completion, index in requests:
+                request.request_id = self._next_id
+                self._next_id += 1
+                self._outputs.register(request, _Collector(completion, bar), index=index)
+                self._core.add(request)
+            self._run()
+        return completions
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling: RequestedSampling | None = None,
+        **template_kwargs: Any,
+    ) -> Completion:
+        """Answers a conversation by the model's chat template."""
+        text = self.processor.render_chat(messages, **template_kwargs)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return self.generate([token_ids], sampling, progress=False)[0]
+
+    def _run(self) -> None:
+        try:
+            while self._core.has_work:
+                stopped = self._outputs.process(self._core.step())
+                if stopped:
+                    self._core.abort(stopped)
+        except BaseException:
+            self._core.abort_all()
+            raise
+
+    def close(self) -> None:
+        """Frees the model and stops its workers."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Collector:
+    """The sink of one answer."""
+
+    def __init__(self, completion: Completion, bar: ProgressBar) -> None:
+        self._completion = completion
+        self._bar = bar
+
+    def __call__(self, delta: RequestOutput) -> None:
+        answer = self._completion.outputs[delta.index]
+        answer.text += delta.text
+        answer.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            answer.logprobs = (answer.logprobs or []) + delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self._completion.prompt_logprobs = delta.prompt_logprobs
+        self._completion.num_cached_tokens = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+            self._bar.advance(1)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _engine_options(model: str, flat: dict[str, Any]) -> EngineOptions:
+    """Sorts flat keyword arguments into the sections that have fields of their names."""
+    sections: dict[str, Any] = {"model": {"source": model}}
+    places = {
+        field.name: section.name
+        for section in msgspec.structs.fields(EngineOptions)
+        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct)
+        for field in msgspec.structs.fields(section.type)
+    }
+    top = {field.name for field in msgspec.structs.fields(EngineOptions)} - set(places.values())
+    for name, value in flat.items():
+        if name in top:
+            sections[name] = value
+        elif name in places:
+            sections.setdefault(places[name], {})[name] = value
+        else:
+            near = difflib.get_close_matches(name, [*places, *top], 1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"there is no engine option {name!r}{hint}")
+    try:
+        return msgspec.convert(sections, EngineOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(str(error)) from error

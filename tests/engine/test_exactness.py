@@ -1,0 +1,191 @@
+"""A request's tokens and logprobs do not depend on what shares its steps: any mix of arrivals,
+chunks, prefix hits, preemptions and aborts gives what the request gives alone. In float64, so that
+rounding can neither hide a fault nor make one."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.executor.inproc import InprocExecutor
+from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
+from pagelet.protocol.sampling import SamplingParams
+from support.tiny_models import TINY, tiny_options
+
+MAX_MODEL_LEN = 96
+VOCAB = TINY["vocab_size"]
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 12},
+    "Gemma3": {
+        "num_hidden_layers": 6,
+        "sliding_window": 9,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+    },
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+
+
+@functools.cache
+def model_config(kind: str) -> Any:
+    return model_config_from_hf(
+        {
+            **TINY,
+            **MODELS[kind],
+            "architectures": [f"{kind}ForCausalLM"],
+            "model_type": kind.lower(),
+        }
+    )
+
+
+def make_core(kind: str, num_blocks: int, **scheduler: Any) -> EngineCore:
+    torch.set_num_threads(1)
+    options = tiny_options(num_blocks=num_blocks, load_format="dummy")
+    for name, value in scheduler.items():
+        setattr(options.scheduler, name, value)
+    executor = InprocExecutor(lambda: ModelRunner(options, model_config(kind), None, MAX_MODEL_LEN))
+    return EngineCore(options, executor, MAX_MODEL_LEN)
+
+
+def make_request(request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        external_id=str(request_id),
+        prompt_token_ids=list(wanted["prompt"]),
+        params=SamplingParams(**wanted["params"]),
+        eos_token_ids=[1],
+        priority=wanted["priority"],
+    )
+
+
+@functools.cache
+def alone(kind: str, frozen: str) -> list[EngineCoreOutput]:
+    core = make_core(kind, 200, async_scheduling=False, max_num_batched_tokens=256)
+    core.add(make_request(0, eval(frozen)))
+    outputs = []
+    try:
+        while core.has_work:
+            outputs += core.step().outputs
+    finally:
+        core.close()
+    return outputs
+
+
+@st.composite
+def sampling(draw: st.DrawFn) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_tokens": draw(st.integers(1, 12)),
+        "temperature": draw(st.sampled_from([0.0, 0.7, 1.5])),
+        "seed": draw(st.integers(0, 3)),
+        "logprobs": draw(st.sampled_from([None, None, 2])),
+    }
+    extra: dict[str, st.SearchStrategy[Any]] = {
+        "top_k": st.sampled_from([1, 5, 50]),
+        "top_p": st.sampled_from([0.3, 0.9]),
+        "min_p": st.just(0.05),
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "presence_penalty": st.just(0.9),
+        "frequency_penalty": st.just(-0.4),
+        "min_tokens": st.integers(0, params["max_tokens"]),
+        "logit_bias": st.just({3: 4.0, 1: 2.0}),
+    }
+    for name in draw(st.lists(st.sampled_from(sorted(extra)), max_size=3, unique=True)):
+        params[name] = draw(extra[name])
+    return params
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> dict[str, Any]:
+    head = draw(st.lists(st.integers(2, VOCAB - 1), min_size=0, max_size=30))
+    tails = st.lists(st.integers(2, VOCAB - 1), min_size=1, max_size=20)
+    requests = [
+        {
+            "prompt": (head if draw(st.booleans()) else []) + draw(tails),
+            "params": draw(sampling()),
+            "priority": draw(st.integers(0, 1)),
+        }
+        for _ in range(draw(st.integers(1, 6)))
+    ]
+    return {
+        "requests": requests,
+        "arrives": [draw(st.integers(0, 8)) for _ in requests],
+        "aborted": [draw(st.sampled_from([None, None, None, 3, 9])) for _ in requests],
+        "spare_blocks": draw(st.integers(0, 8)),
+        "max_num_batched_tokens": draw(st.integers(1, 64)),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "async_scheduling": draw(st.booleans()),
+    }
+
+
+def blocks_needed(kind: str, budget: int) -> int:
+    core = make_core(kind, 400)
+    try:
+        return core.kv.blocks_needed(MAX_MODEL_LEN, budget)
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+@given(work=workloads())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_mix_changes_an_answer(kind: str, work: dict[str, Any]) -> None:
+    core = make_core(
+        kind,
+        1 + blocks_needed(kind, work["max_num_batched_tokens"]) + work["spare_blocks"],
+        **{
+            name: work[name]
+            for name in ("max_num_batched_tokens", "max_num_seqs", "policy", "async_scheduling")
+        },
+    )
+    outputs: dict[int, list[EngineCoreOutput]] = {i: [] for i in range(len(work["requests"]))}
+    try:
+        step = 0
+        while core.has_work or step <= 9:
+            for index, wanted in enumerate(work["requests"]):
+                if work["arrives"][index] == step:
+                    core.add(make_request(index, wanted))
+                if work["aborted"][index] == step:
+                    core.abort([index])
+            if core.has_work:
+                for output in core.step().outputs:
+                    outputs[output.request_id].append(output)
+            core.kv.pool.check()
+            step += 1
+        assert core.kv.pool.num_free == core.kv.pool.num_usable
+    finally:
+        core.close()
+    for index, wanted in enumerate(work["requests"]):
+        expected = alone(kind, repr(wanted))
+        if work["aborted"][index] is None:
+            assert len(outputs[index]) == len(expected)
+        for ours, theirs in zip(outputs[index], expected, strict=False):
+            assert ours.new_token_ids == theirs.new_token_ids
+            assert ours.finish_reason == theirs.finish_reason
+            if theirs.logprobs is not None:
+                assert ours.logprobs is not None
+                (mine,), (other,) = ours.logprobs, theirs.logprobs
+                assert mine.token_ids == other.token_ids
+                assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_the_tiny_models_look_at_their_context(kind: str) -> None:
+    """Else the test above could not fail."""
+    logprobs = []
+    for first in range(10, 16):
+        wanted = {
+            "prompt": [first, 7, 8],
+            "params": {"max_tokens": 4, "temperature": 0.0, "logprobs": 2},
+            "priority": 0,
+        }
+        output = alone(kind, repr(wanted))[-1]
+        assert output.logprobs is not None
+        logprobs.append(output.logprobs[0].logprobs[0])
+    assert max(logprobs) - min(logprobs) > 0.01
