@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+from types import TracebackType
 
 import msgspec
 
@@ -24,6 +25,7 @@ def configure_logging(level: str, log_format: str, process: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING if level == "info" else level.upper())
     logging.getLogger("pagelet").setLevel(level.upper())
+    sys.excepthook = _log_uncaught
 
 
 class TextFormatter(logging.Formatter):
@@ -61,6 +63,12 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return _encoder.encode(_extras(record) | fields).decode()
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    logging.getLogger(__name__).critical("uncaught", exc_info=(kind, error, traceback))
 
 
 def _timestamp(record: logging.LogRecord) -> str:
