@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable
 
+from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
+from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
 from pagelet.protocol.config import EngineOptions
@@ -29,6 +31,10 @@ def make_executor(
         blocks = {} if asked is None else {"num_blocks": asked}
         return SimulatedExecutor(options.simulated, config.vocab_size, windows, **blocks)
     if options.parallel.tensor_parallel_size > 1:
+        try:
+            check_tensor_parallel(config, options.parallel.tensor_parallel_size)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
         from pagelet.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor(options, files, config, max_model_len, stage, num_real_tokens)

@@ -149,6 +149,11 @@ def test_a_worker_that_raises_tells_why():
 
 
 def test_a_configuration_that_cannot_work_is_told_in_the_workers_words():
+    with pytest.raises(ConfigurationError, match="Lower --kv-cache-memory by at least"):
+        make(LLAMA, 2, num_blocks=None, kv_cache_memory_bytes=1 << 60)
+
+
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_before_any_starts():
     with pytest.raises(ConfigurationError, match="sizes that work: 1, 2, 4"):
         make(LLAMA, 3)
 
