@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pagelet.bench.http_streams import NAME, stream_all
+from pagelet.bench.http_streams import NAME, StreamResult, measure, stream_all, summarise
 from pagelet.bench.sse import BadStream
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -75,3 +75,19 @@ async def test_a_stream_that_goes_wrong_fails_the_measurement(
     async with serving(parts, []) as port:
         with pytest.raises(BadStream, match=reason):
             await stream_all(port, num_streams=1, prompt_tokens=4, num_tokens=3)
+
+
+def test_the_figures_count_from_the_first_request_to_the_end_of_the_last_stream() -> None:
+    results = [StreamResult(10.0, 10.5, 12.0, 4, 30), StreamResult(11.0, 11.1, 14.0, 8, 50)]
+    tokens, events, median, worst = summarise("x", results)
+    assert tokens.value == 80 / 4
+    assert events.value == 12 / 4
+    assert (median.value, worst.value) == pytest.approx((100.0, 500.0))
+
+
+def test_a_real_server_streams_all_tokens() -> None:
+    texts: list[str] = []
+    figures = measure(texts.append, num_streams=4, prompt_tokens=20, num_tokens=24)
+    assert [figure.unit for figure in figures] == 2 * ["tokens/s", "events/s", "ms", "ms"]
+    assert all(figure.value > 0 for figure in figures)
+    assert "warming up 4 streams" in texts
