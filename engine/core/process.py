@@ -25,6 +25,8 @@ from pagelet.engine.core.launch import CoreLaunch
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.frames import FrameReader, encode_frame
 from pagelet.engine.logs import configure_logging
+from pagelet.engine.source import resolve
+from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,
     EngineCoreReady,
@@ -191,20 +193,24 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
+def _make_publisher(options: EngineOptions, engine_index: int) -> KVEventPublisher | None:
+    """Of KV events, if they are asked for; under the name that requests use for the model."""
+    if options.kv_events.endpoint is None:
+        return None
+    names = options.model.served_model_names or [resolve(options.model.source).name]
+    return KVEventPublisher(options.kv_events, names[0], engine_index)
+
+
 def serve(launch: CoreLaunch, link: ParentLink) -> None:
     """Builds the core and serves it until SIGTERM."""
     heartbeat = HeartbeatWriter(launch.heartbeat_path)
     options = launch.options
     try:
         core = build_core(options, heartbeat.stage)
+        publisher = _make_publisher(options, launch.engine_index)
     except ConfigurationError as error:
         link.fail(str(error))
     listener = _listen(launch.socket_path)
-    publisher = (
-        KVEventPublisher(options.kv_events, options.model.source, launch.engine_index)
-        if options.kv_events.endpoint is not None
-        else None
-    )
     pool, layout = core.kv.pool, core.kv.layout
     ready = EngineCoreReady(
         pid=os.getpid(),
