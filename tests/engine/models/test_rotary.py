@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagelet.engine.layers.placement import Placement
 from pagelet.engine.layers.rotary import RotaryEmbedding
 from pagelet.engine.model_config import RopeConfig
-
-transformers = pytest.importorskip("transformers")
 
 HEAD_DIM, MAX_POSITION = 64, 4096
 PLACEMENT = Placement(torch.float32, torch.device("cpu"))
@@ -39,8 +39,6 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_equals_transformers_token_by_token(name: str) -> None:
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     config = transformers.LlamaConfig(
         hidden_size=4 * HEAD_DIM,
         num_attention_heads=4,

@@ -9,8 +9,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+import transformers
 
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
@@ -19,9 +21,6 @@ from pagelet.engine.source import ModelFiles
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
 from support.paged import PagedHarness, logits_of_all
-
-gguf = pytest.importorskip("gguf")
-transformers = pytest.importorskip("transformers")
 
 NAMES = {
     "token_embd": "model.embed_tokens",

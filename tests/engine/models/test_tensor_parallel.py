@@ -13,9 +13,9 @@ from pagelet.engine.layers.tensor_parallel import (
     kv_heads_per_rank,
     supported_tensor_parallel_sizes,
 )
-from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
-from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.model_config import ModelConfig, MoEConfig
 from pagelet.engine.models.registry import build_model
+from support.models import CONFIGS, make_config, randomize
 from support.paged import PagedHarness, logits_of_all
 
 
@@ -44,49 +44,6 @@ class ThreadGroup:
         return TensorParallel(rank, self.size, all_reduce, all_gather)
 
 
-def make_config(**changes: object) -> ModelConfig:
-    settings: dict[str, object] = {
-        "architecture": "LlamaForCausalLM",
-        "hidden_size": 24,
-        "num_layers": 2,
-        "num_heads": 8,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 32,
-        "vocab_size": 29,  # no number of ranks divides it
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-6,
-        "rope": RopeConfig(),
-    }
-    return ModelConfig(**(settings | changes))  # type: ignore[arg-type]
-
-
-CONFIGS = {
-    "biases": make_config(qkv_bias=True, o_bias=True),
-    "tied": make_config(tie_word_embeddings=True, num_kv_heads=4),
-    "gemma3": make_config(
-        architecture="Gemma3ForCausalLM",
-        norm_plus_one=True,
-        qk_norm=True,
-        embedding_scale=3.0,
-        hidden_act="gelu_tanh",
-        final_logit_softcap=5.0,
-        attention_logit_softcap=4.0,
-        sliding_window=5,
-        sliding_layers=frozenset({0}),
-        local_rope=RopeConfig(theta=100.0),
-    ),
-    "qwen3-moe": make_config(
-        architecture="Qwen3MoeForCausalLM",
-        qk_norm=True,
-        moe=MoEConfig(5, 2, 16, True, dense_layers=frozenset({1})),
-    ),
-    "mixtral": make_config(
-        architecture="MixtralForCausalLM", num_kv_heads=8, moe=MoEConfig(4, 2, 32, True)
-    ),
-}
-
-
 def run_rank(config: ModelConfig, tp: TensorParallel) -> list[torch.Tensor]:
     """Logits of two sequences in random steps; every rank draws the same ones."""
     model = build_model(config, torch.float64, "cpu", tp)
@@ -97,15 +54,6 @@ def run_rank(config: ModelConfig, tp: TensorParallel) -> list[torch.Tensor]:
     for length in (19, 8):
         harness.add([rng.randrange(config.vocab_size) for _ in range(length)])
     return logits_of_all(model, harness, rng)
-
-
-def randomize(model: CausalLM) -> None:
-    """Weights large enough to matter, from full tensors that are the same for all ranks."""
-    generator = torch.Generator().manual_seed(1)
-    model.load_weights(
-        (weight.name, torch.randn(weight.shape, generator=generator) * 0.3)
-        for weight in model.weights()
-    )
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
