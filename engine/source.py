@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
@@ -129,14 +130,20 @@ def resolve(
     elif "://" in source:
         raise ModelSourceError(f"{source}: unknown kind of source; give {_FORMS}")
     else:
-        path = Path(source).expanduser()
-    if not source or not path.exists():
+        path = Path(source)
+    try:
+        path = path.expanduser()
+        exists = bool(source) and path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder not ours, no such user
+        raise ModelSourceError(f"{source}: cannot be read: {error}") from error
+    if not exists:
         hint = (
             f"for a hub model write hf://{source}" if _looks_like_hub(source) else f"give {_FORMS}"
         )
         raise ModelSourceError(f"{source or 'empty source'}: no such file or folder; {hint}")
-    resolved = path.resolve()
-    name = resolved.stem if resolved.suffix == ".gguf" else resolved.name
+    # Not resolved: in caches the file behind a symbolic link is named by its hash.
+    absolute = Path(os.path.abspath(path))
+    name = absolute.stem if absolute.suffix == ".gguf" else absolute.name
     return _files(path, name, source, weights=weights)
 
 
@@ -152,17 +159,19 @@ def _files(path: Path, name: str, source: str, *, weights: bool) -> ModelFiles:
                 f"{source}: is not a .gguf file; for safetensors give the folder that holds them"
             )
         return ModelFiles(path, "gguf", name)
+    files = ModelFiles(path, "safetensors", name)
     has_config = (path / "config.json").is_file()
-    if has_config or (not weights and (path / "tokenizer.json").is_file()):
-        files = ModelFiles(path, "safetensors", name)
-        if not weights:
-            return files
-        if files.has_weights():
+    if has_config and files.has_weights():
+        if weights:
             files.weight_files()  # raises for missing shards now, not in the middle of loading
-            return files
+        return files
+    if not weights and any(path.glob("tokenizer*")):
+        return files
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return ModelFiles(ggufs[0], "gguf", name)
+    if not weights and has_config:
+        return files
     raise ModelSourceError(f"{source}: {_what_is_missing(path, ggufs, has_config)}")
 
 

@@ -19,8 +19,11 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
     """Raises ModelSourceError where there is no model for the files, or they are damaged."""
     if files.format == "gguf":
         return model_config_from_gguf(GGUFFile(files.path))
-    raw = files.config()
-    config = model_config_from_hf(raw, files.generation_config())
+    raw, generation = files.config(), files.generation_config()
+    try:
+        config = model_config_from_hf(raw, generation)
+    except ModelSourceError as error:
+        raise ModelSourceError(f"{files.path}: {error}") from error
     if raw.keys() & {"dtype", "torch_dtype"} or not files.has_weights():
         return config
     return dataclasses.replace(config, checkpoint_dtype=_stored_dtype(files))

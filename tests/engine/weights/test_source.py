@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.weights.load_config import load_model_config
 
 
 def write_checkpoint(folder: Path) -> Path:
@@ -58,6 +59,15 @@ def test_gguf_file_alone_and_in_a_folder(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
+def test_link_is_named_by_itself_not_by_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123abcd").write_bytes(b"GGUF")
+    link = tmp_path / "model.gguf"
+    link.symlink_to(tmp_path / "blobs" / "0123abcd")
+    assert resolve(str(link)).name == "model"
+    assert resolve(str(link)).format == "gguf"
+
+
 def test_mistrals_second_copy_of_the_weights_is_left_alone(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "part-1.safetensors")
@@ -91,6 +101,9 @@ WRONG: list[tuple[str, str]] = [
     ("", "empty source"),
     ("s3://bucket/model", "unknown kind of source; give hf://ORG/NAME"),
     ("file://server/model", "file:///PATH"),
+    ("~no-such-user/model", "cannot be read"),
+    ("x" * 5000, "cannot be read: .*too long"),
+    ("a\0b", "no such file or folder"),
     ("hf://name", "expected hf://ORG/NAME"),
     ("hf://org/name/sub/model.safetensors", "expected hf://ORG/NAME"),
     ("package://", "expected package://NAME"),
@@ -115,6 +128,14 @@ def test_tokenizer_alone_is_enough_without_weights(tmp_path: Path) -> None:
     assert files.tokenizer_json() == tmp_path / "tokenizer.json"
     with pytest.raises(ModelSourceError, match="has no model"):
         resolve(str(tmp_path))
+
+
+def test_configuration_alone_is_enough_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    files = resolve(str(tmp_path), weights=False)
+    assert (files.format, files.has_weights()) == ("safetensors", False)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")  # which has a tokenizer, too
+    assert resolve(str(tmp_path), weights=False).format == "gguf"
 
 
 NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
@@ -153,6 +174,13 @@ def test_index_that_names_no_shards(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 1}')
     with pytest.raises(ModelSourceError, match="no `weight_map`"):
         resolve(str(tmp_path))
+
+
+def test_error_in_a_config_names_the_folder(tmp_path: Path) -> None:
+    files = resolve(str(write_checkpoint(tmp_path)))
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ModelSourceError, match=re.escape(f"{tmp_path}: architecture mamba")):
+        load_model_config(files)
 
 
 def test_configuration_is_read_without_torch(smollm2: Path) -> None:
