@@ -28,7 +28,7 @@ from pagelet.engine.child import ParentLink
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.logs import configure_logging
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.source import ModelSourceError, resolve_model
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 
@@ -97,7 +97,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
 
 def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
     """Metrics for a model, which has to be looked at first: buckets go up to its context length."""
-    files = resolve(options.model.source)
+    files = resolve_model(options)
     return Metrics(
         model_name=(options.model.served_model_names or [files.name])[0],
         max_model_len=context_length(load_model_config(files), options.model.max_model_len),

@@ -20,7 +20,7 @@ from pagelet.engine.observer import EngineObserver
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import EngineDead, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
-from pagelet.engine.source import ModelFiles, resolve
+from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
 from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.text.tokenizer import Tokenizer
 from pagelet.engine.weights.load_config import load_model_config
@@ -161,10 +161,9 @@ class AsyncLLM:
 
         Raises `ModelSourceError` or `ConfigurationError` if the model cannot be served.
         """
-        files = resolve(options.model.source)
+        files = resolve_model(options)
         config = load_model_config(files)
-        tokenizer_source = options.model.tokenizer
-        tokenizer = load_tokenizer(files if tokenizer_source is None else resolve(tokenizer_source))
+        tokenizer = load_tokenizer(resolve_tokenizer(options, files))
         llm = cls(options, files, config, tokenizer, observer or EngineObserver(), step_timeout)
         for index, (path, beat) in enumerate(zip(socket_paths, heartbeat_paths, strict=True)):
             llm._engines.append(_Engine(CoreClient(index, path, llm), HeartbeatReader(beat)))

@@ -15,7 +15,7 @@ from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import InvalidRequest, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.progress import ProgressBar
-from pagelet.engine.source import resolve
+from pagelet.engine.source import resolve_model, resolve_tokenizer
 from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
@@ -60,10 +60,9 @@ class LLM:
             raise ConfigurationError(
                 "data_parallel_size is for `pagelet serve`; LLM has one engine"
             )
-        files = resolve(model)
+        files = resolve_model(self.options)
         self.config = load_model_config(files)
-        source = self.options.model.tokenizer
-        self.tokenizer = load_tokenizer(files if source is None else resolve(source))
+        self.tokenizer = load_tokenizer(resolve_tokenizer(self.options, files))
         self.max_model_len = context_length(self.config, self.options.model.max_model_len)
         self.processor = Processor(
             self.config, self.tokenizer, self.max_model_len, files, self.options.model

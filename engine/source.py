@@ -10,8 +10,9 @@ from typing import Any, Final, Literal
 
 from pagelet.engine.weights import hub, package
 from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.config import EngineOptions
 
-__all__ = ["ModelFiles", "ModelSourceError", "resolve"]
+__all__ = ["ModelFiles", "ModelSourceError", "resolve", "resolve_model", "resolve_tokenizer"]
 
 _FORMS: Final = (
     "hf://ORG/NAME[@REVISION], a folder with config.json and .safetensors files, "
@@ -145,6 +146,22 @@ def resolve(
     absolute = Path(os.path.abspath(path))
     name = absolute.stem if absolute.suffix == ".gguf" else absolute.name
     return _files(path, name, source, weights=weights)
+
+
+def resolve_model(
+    options: EngineOptions, progress: Callable[[int, int], None] | None = None
+) -> ModelFiles:
+    """The files of an engine's model, as `resolve`. Weights need not be there, and are not
+    downloaded, if they are random or the runner is simulated."""
+    weights = options.runner == "model" and options.model.load_format == "auto"
+    return resolve(options.model.source, progress, weights=weights)
+
+
+def resolve_tokenizer(options: EngineOptions, model: ModelFiles) -> ModelFiles:
+    """The files that an engine's tokenizer comes from: the model's, or those of a source of its
+    own, as `resolve`."""
+    source = options.model.tokenizer
+    return model if source is None else resolve(source, weights=False)
 
 
 def _looks_like_hub(source: str) -> bool:

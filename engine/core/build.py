@@ -6,7 +6,7 @@ from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelFiles, ModelSourceError, resolve
+from pagelet.engine.source import ModelFiles, ModelSourceError, resolve_model, resolve_tokenizer
 from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
@@ -20,7 +20,7 @@ def build_core(
     Raises `ConfigurationError` for whatever a new start would not help.
     """
     try:
-        files = resolve(options.model.source)
+        files = resolve_model(options)
         config = load_model_config(files)
         num_real_tokens = _num_real_tokens(options, files)
     except ModelSourceError as error:
@@ -40,4 +40,4 @@ def _num_real_tokens(options: EngineOptions, files: ModelFiles) -> int | None:
     own = options.model.tokenizer
     if options.runner == "simulated" or (own is None and files.format == "gguf"):
         return None
-    return load_tokenizer(files if own is None else resolve(own)).max_token_id + 1
+    return load_tokenizer(resolve_tokenizer(options, files)).max_token_id + 1

@@ -25,7 +25,7 @@ from pagelet.engine.core.launch import CoreLaunch
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.frames import FrameReader, encode_frame
 from pagelet.engine.logs import configure_logging
-from pagelet.engine.source import resolve
+from pagelet.engine.source import resolve_model
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,
@@ -197,7 +197,7 @@ def _make_publisher(options: EngineOptions, engine_index: int) -> KVEventPublish
     """Of KV events, if they are asked for; under the name that requests use for the model."""
     if options.kv_events.endpoint is None:
         return None
-    names = options.model.served_model_names or [resolve(options.model.source).name]
+    names = options.model.served_model_names or [resolve_model(options).name]
     return KVEventPublisher(options.kv_events, names[0], engine_index)
 
 
