@@ -1,5 +1,6 @@
 """`pagelet bench`: measurements of this machine."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +53,6 @@ def host(
             raise typer.Exit(1) from error
     console.print(render(figures, host_machine))
     if json_file is not None:
-        results = [
-            {"name": f.name, "value": f.value, "unit": f.unit, "target": f.target, "met": f.met}
-            for f in figures
-        ]
+        results = [dataclasses.asdict(figure) | {"met": figure.met} for figure in figures]
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps({"machine": host_machine, "figures": results}, indent=2))

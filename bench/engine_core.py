@@ -84,11 +84,11 @@ def measure(
             seconds = time.perf_counter() - begin
     if tokens != num_steps * num_requests:
         raise RuntimeError(f"{tokens} tokens instead of {num_steps} x {num_requests}")
-    name = f"engine core, {num_requests} running"
+    subject = f"engine core, {num_requests} running"
     return [
-        Figure(name, tokens / seconds, "tokens/s", TARGET_TOKENS_PER_SECOND),
-        Figure(f"{name}: host time of a step", seconds / num_steps * 1e3, "ms", better="lower"),
-        Figure(f"{name}: message", size / tokens, "bytes/token", better="lower"),
+        Figure(subject, "decode", tokens / seconds, "tokens/s", TARGET_TOKENS_PER_SECOND),
+        Figure(subject, "a step", seconds / num_steps * 1e3, "ms", better="lower"),
+        Figure(subject, "messages", size / tokens, "bytes/token", better="lower"),
     ]
 
 

@@ -14,8 +14,9 @@ from rich.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured number."""
+    """One measured number: `name` says which of those of the `subject`."""
 
+    subject: str
     name: str
     value: float
     unit: str
@@ -58,25 +59,37 @@ def machine() -> dict[str, Any]:
 
 
 def render(figures: Sequence[Figure], host: dict[str, Any]) -> Table:
-    """The figures as a table whose caption describes the machine."""
+    """The figures as a table whose caption describes the machine; fits 80 columns."""
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
         caption=f"{host['processor']}, {host['cores']} cores, load {host['load_average']}, "
         f"{host['system']}, Python {host['python']}, {versions}, {host['date']}",
         caption_justify="left",
     )
-    table.add_column("measured")
-    table.add_column("value", justify="right")
-    table.add_column("target", justify="right")
-    table.add_column("")
-    verdicts = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+    table.add_column("subject", no_wrap=True)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    subject = ""
     for figure in figures:
-        sign = "≥" if figure.better == "higher" else "≤"
-        target = "" if figure.target is None else f"{sign} {_number(figure.target)} {figure.unit}"
         table.add_row(
-            figure.name, f"{_number(figure.value)} {figure.unit}", target, verdicts[figure.met]
+            "" if figure.subject == subject else figure.subject,
+            figure.name,
+            f"{_number(figure.value)} {figure.unit}",
+            _verdict(figure),
         )
+        subject = figure.subject
     return table
+
+
+def _verdict(figure: Figure) -> str:
+    if figure.target is None:
+        return ""
+    sign = "≥" if figure.better == "higher" else "≤"
+    met = "[green]met[/green]" if figure.met else "[red]missed[/red]"
+    return f"{sign} {_number(figure.target)}: {met}"
 
 
 def _number(value: float) -> str:

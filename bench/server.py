@@ -17,6 +17,7 @@ from pagelet.engine.proc import describe_exit, set_parent_death_signal
 HOST = "127.0.0.1"
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 _POLL_SECONDS = 0.02
+_PROBE_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 
 
@@ -43,7 +44,7 @@ class Server:
 
     def ready(self) -> bool:
         """Whether `/ready` answers 200."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=_PROBE_SECONDS)
         with (
             contextlib.closing(connection),
             contextlib.suppress(OSError, http.client.HTTPException),

@@ -131,7 +131,8 @@ def run(once: bool, console: Console) -> None:
         ratio = first.seconds_to_first_token / second.seconds_to_first_token
         console.print(
             f"\nThe second prompt found {second.cached_tokens} of its {second.prompt_tokens} "
-            f"tokens in the prefix cache: its first token came {ratio:.1f} times as fast."
+            f"tokens in the prefix cache: its first token came {ratio:.1f} times as fast.",
+            soft_wrap=True,
         )
         if once:
             return
