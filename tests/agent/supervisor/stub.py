@@ -39,6 +39,9 @@ def run_core(config: Config, parent: ParentLink) -> None:
             parent.fail("--block-size 7: use 8, 16 or 32")
         case "crash":
             os._exit(3)
+        case "leave an orphan":
+            script = "sleep 3 & echo $! > " + str(Path(config["folder"]) / "orphan")
+            subprocess.run(["sh", "-c", script], check=True)
         case "ignore SIGTERM":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, __file__, "worker"])

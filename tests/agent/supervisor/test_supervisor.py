@@ -1,32 +1,34 @@
 """The process tree under kills, hangs and signals, with stand-ins for the real processes."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from support.processes import MARKER, is_alive, marked_processes, wait_for
 
+AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 STUB = str(Path(__file__).parent / "stub.py")
 
 
 class Tree:
     """A supervisor, its children, and what they say."""
 
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str], wrapper: Sequence[str]) -> None:
         self.folder = folder
         self.marker = uuid.uuid4().hex
         self.log = folder / "log"
         arguments = [f"{key}={value}" for key, value in settings.items()]
         with self.log.open("w") as log:
             self.supervisor = subprocess.Popen(
-                [sys.executable, STUB, "supervise", str(folder), *arguments],
+                [*wrapper, sys.executable, STUB, "supervise", str(folder), *arguments],
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {MARKER: self.marker},
@@ -68,8 +70,8 @@ class Tree:
 def tree(tmp_path: Path) -> Iterator[Callable[..., Tree]]:
     trees = []
 
-    def start(**settings: str) -> Tree:
-        trees.append(Tree(tmp_path, settings))
+    def start(wrapper: Sequence[str] = (), **settings: str) -> Tree:
+        trees.append(Tree(tmp_path, settings, wrapper))
         return trees[-1]
 
     yield start
@@ -181,3 +183,30 @@ def test_a_hung_step_is_named_and_killed(tree: Callable[..., Tree]) -> None:
     assert running.said("with 2 unfinished requests")
     assert running.said("in hung_step")  # the stack dump
     assert not is_alive(core)
+
+
+def test_orphans_are_adopted_and_reaped(tree: Callable[..., Tree]) -> None:
+    running = tree(core="leave an orphan").wait_ready()
+    orphan = Path("/proc", (running.folder / "orphan").read_text().strip())
+    parent = (orphan / "stat").read_text().rpartition(")")[2].split()[1]
+    assert int(parent) == running.supervisor.pid
+    wait_for(lambda: not orphan.exists())  # a zombie would still be there
+
+
+def may_unshare() -> bool:
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([*AS_PID_1, "true"]).returncode == 0
+
+
+@pytest.mark.skipif(not may_unshare(), reason="needs the right to make a PID namespace")
+def test_works_as_pid_1(tree: Callable[..., Tree]) -> None:
+    running = tree(wrapper=AS_PID_1, core="leave an orphan").wait_ready()
+    wrapper = running.supervisor.pid
+    pid_1 = int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text())
+    pid = running.ask()
+    with running.connect(b"slow") as slow:
+        assert running.ask() == pid
+        os.kill(pid_1, signal.SIGTERM)
+        assert slow.recv(16) == str(pid).encode()
+    assert running.supervisor.wait(60) == 0
+    running.assert_nothing_left()
