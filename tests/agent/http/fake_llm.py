@@ -46,6 +46,10 @@ class Behaviour:
     step: float = 0.0
     hold: asyncio.Event | None = None
     """Awaited before the last delta."""
+    lockstep: bool = False
+    """Each delta waits until the one before was read, so that none are merged."""
+    hide_until: int = 0
+    """Deltas before this one hold their text back."""
     die_after: int | None = None
     """Deltas before the engine dies."""
     fail_after: int | None = None
@@ -143,6 +147,8 @@ class FakeLLM:
         shown = answer[:limit] if cut else answer
         for position, char in enumerate(shown, start=1):
             await asyncio.sleep(behaviour.step)
+            while behaviour.lockstep and stream._pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
             if behaviour.hold is not None and position == len(shown):
                 await behaviour.hold.wait()
             if behaviour.die_after is not None and position > behaviour.die_after:
@@ -159,6 +165,10 @@ class FakeLLM:
                     num_generated_tokens=position,
                     num_cached_tokens=len(ids) // 16 * 16,
                 )
+                if position < behaviour.hide_until:
+                    output.text = ""
+                elif position == behaviour.hide_until:
+                    output.text = answer[:position]
                 if last:
                     output.finish_reason = "length" if cut else "stop"
                 if failed:

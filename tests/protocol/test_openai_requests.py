@@ -1,0 +1,135 @@
+"""Fields that are known but not served pass with values that ask for nothing, and only then."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from pagelet.protocol.openai.chat import ChatCompletionRequest
+from pagelet.protocol.openai.completions import CompletionRequest
+from pagelet.protocol.openai.errors import describe, param_name
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": "m", "prompt": "hi"}
+
+NOT_SERVED = {
+    "tools": ([], [{"type": "function"}]),
+    "tool_choice": ("none", "required"),
+    "functions": ([], [{"name": "f"}]),
+    "function_call": ("none", {"name": "f"}),
+    "response_format": ({"type": "text"}, {"type": "json_object"}),
+    "structured_outputs": (None, {"choice": ["a"]}),
+    "guided_json": (None, {}),
+    "guided_regex": (None, "a"),
+    "guided_choice": (None, ["a"]),
+    "guided_grammar": (None, "root"),
+    "audio": (None, {"voice": "v"}),
+    "modalities": (["text"], ["text", "audio"]),
+    "prediction": (None, {"type": "content", "content": "x"}),
+    "web_search_options": (None, {}),
+    "store": (False, True),
+    "service_tier": ("auto", "flex"),
+    "reasoning_effort": (None, "low"),
+    "verbosity": ("medium", "low"),
+    "use_beam_search": (False, True),
+    "bad_words": ([], ["a"]),
+    "truncate_prompt_tokens": (None, 5),
+    "chat_template": (None, "{{ 1 }}"),
+    "documents": ([], [{"text": "a"}]),
+    "echo": (False, True),
+}
+
+
+def refusal(model, body):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(json.dumps(body))
+    return describe(caught.value.errors(include_url=False, include_input=False)[0])
+
+
+@pytest.mark.parametrize(("field", "values"), NOT_SERVED.items())
+def test_not_served(field, values):
+    neutral, asking = values
+    for value in (None, neutral):
+        ChatCompletionRequest.model_validate_json(json.dumps(CHAT | {field: value}))
+    error = refusal(ChatCompletionRequest, CHAT | {field: asking})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert field in error.message
+
+
+def test_zero_is_not_false():
+    assert refusal(ChatCompletionRequest, CHAT | {"store": 0}).param == "store"
+
+
+def test_best_of_is_n_or_nothing():
+    for body in ({}, {"best_of": None}, {"best_of": 1}, {"n": 3, "best_of": 3}):
+        CompletionRequest.model_validate_json(json.dumps(COMPLETION | body))
+    assert refusal(CompletionRequest, COMPLETION | {"best_of": 2}).param == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([], "prompt"),
+        ([1, "a"], "prompt[1]"),
+        (["a", 1], "prompt[1]"),
+        ([[1], "a"], "prompt[1]"),
+        ([[1, -1]], "prompt[0][1]"),
+        (None, "prompt"),
+        ({}, "prompt"),
+        (True, "prompt"),
+    ],
+)
+def test_prompts_that_are_none(prompt, param):
+    assert refusal(CompletionRequest, COMPLETION | {"prompt": prompt}).param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])],
+)
+def test_prompts(prompt, prompts):
+    body = CompletionRequest.model_validate_json(json.dumps(COMPLETION | {"prompt": prompt}))
+    assert body.prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"role": "user", "content": "a"}, {"role": "user", "content": "a"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b"},
+            {"role": "user", "content": "a", "name": "b"},
+        ),
+        ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
+    ],
+)
+def test_messages_for_the_template(given, shown):
+    body = ChatCompletionRequest.model_validate_json(json.dumps(CHAT | {"messages": [given]}))
+    assert body.messages[0].for_template() == shown
+
+
+def test_several_parts_are_the_templates_business():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = CHAT | {"messages": [{"role": "user", "content": parts}]}
+    message = ChatCompletionRequest.model_validate_json(json.dumps(body)).messages[0]
+    assert message.for_template()["content"] == parts
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "self", "continue_final_message"])
+def test_template_arguments_cannot_replace_fields(name):
+    error = refusal(ChatCompletionRequest, CHAT | {"chat_template_kwargs": {name: 1}})
+    assert error.param == "chat_template_kwargs"
+
+
+def test_unknown_fields_are_named_where_they_are():
+    error = refusal(ChatCompletionRequest, CHAT | {"tempersture": 1})
+    assert error.message == "Unrecognized request argument supplied: tempersture"
+    deep = {"messages": [{"role": "user", "content": "a", "x{y}": 1}]}
+    assert refusal(ChatCompletionRequest, CHAT | deep).param == "messages[0].x{y}"
+
+
+def test_param_names_are_bounded():
+    assert param_name(("messages", 0, "content", "<tag>", 3)) == "messages[0].content[3]"
+    assert len(param_name(("x" * 10_000,))) == 200
+    assert param_name(()) is None
