@@ -52,11 +52,12 @@ def _nucleus_threshold(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tens
     needed = torch.ceil(top_p * total).to(torch.int64)
     if weights.device.type == "cpu":
         candidates = _pack_candidates(weights, torch.where(top_p < 1.0, total - needed, total))
-    else:
-        candidates = weights  # sorting all is faster than to wait for the number of candidates
-    descending = candidates.sort(dim=-1, descending=True).values
+        candidates.numpy().sort(axis=-1)  # vectorised, unlike torch's
+        descending = candidates.flip(-1)
+    else:  # to sort all is faster than to wait for the number of candidates
+        descending = weights.sort(dim=-1, descending=True).values
     last = torch.searchsorted(descending.cumsum(dim=-1), needed[:, None])
-    last.clamp_(max=candidates.shape[-1] - 1)
+    last.clamp_(max=descending.shape[-1] - 1)
     return torch.where(top_p < 1.0, descending.gather(1, last).squeeze(-1), 0)
 
 
@@ -68,9 +69,12 @@ def _pack_candidates(weights: torch.Tensor, spare: torch.Tensor) -> torch.Tensor
     most of a usual vocabulary.
     """
     kept = weights > (spare // weights.shape[-1])[:, None]
-    counts = kept.sum(dim=-1)
-    rows, columns = kept.nonzero(as_tuple=True)
-    order = torch.arange(len(rows)) - (counts.cumsum(dim=0) - counts)[rows]
-    packed = weights.new_zeros(len(weights), max(1, int(counts.max())))
-    packed[rows, order] = weights[rows, columns]
+    counts = kept.count_nonzero(dim=-1)
+    flat = kept.flatten().nonzero().squeeze(-1)
+    width = max(1, int(counts.max()))
+    # Candidate i is the (i - its row's first)-th of its row.
+    shift = torch.arange(len(counts)) * width - (counts.cumsum(dim=0) - counts)
+    packed = weights.new_zeros(len(counts), width)
+    where = torch.arange(len(flat)) + shift.repeat_interleave(counts)
+    packed.view(-1)[where] = weights.flatten()[flat]
     return packed

@@ -114,24 +114,23 @@ def test_two_ranks_generate_what_one_does(config):
     wait_gone(together.worker_pids)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_fails_everything_and_leaves_nothing(rank):
+def test_a_killed_worker_fails_everything_and_leaves_nothing():
     executor = make(LLAMA, 2)
     try:
         hand = hand_for(executor)
         hand.add(0, [1, 2, 3])
         assert executor.execute(hand.plan([0])).result().sampled[0].token_ids
-        os.kill(executor.worker_pids[1 - rank], signal.SIGSTOP)  # so that the step hangs
+        os.kill(executor.worker_pids[0], signal.SIGSTOP)  # so that it cannot tell
         future = executor.execute(hand.plan([0]))
-        os.kill(executor.worker_pids[rank], signal.SIGKILL)
-        with pytest.raises(ExecutorFailed, match=f"rank {rank} ended with signal SIGKILL"):
+        os.kill(executor.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(ExecutorFailed, match="rank 1 ended with signal SIGKILL"):
             future.result(timeout=30)
-        with pytest.raises(ExecutorFailed, match=f"rank {rank}"):
+        with pytest.raises(ExecutorFailed, match="rank 1 ended"):
             executor.execute(hand.plan([0])).result(timeout=30)
     finally:
         executor.close()
     wait_gone(executor.worker_pids)
-    executor.close()
+    executor.close()  # may be repeated
 
 
 def test_a_worker_that_raises_tells_why():
