@@ -31,12 +31,11 @@ class RateDecision:
 
 
 class RateLimiter:
-    """Token buckets: a client may send a second's worth (at least one) at once, then as its bucket
-    refills."""
+    """Token buckets: a client may send a minute's worth at once, then as its bucket refills."""
 
-    def __init__(self, requests_per_second: float) -> None:
-        self._capacity = max(1, math.ceil(requests_per_second))
-        self._rate = requests_per_second
+    def __init__(self, requests_per_minute: int) -> None:
+        self._capacity = requests_per_minute
+        self._rate = requests_per_minute / 60
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str, now: float | None = None) -> RateDecision:

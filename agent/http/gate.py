@@ -142,7 +142,7 @@ class Gate:
             if not rate.allowed:
                 raise ApiError(
                     429,
-                    f"Rate limit of {server.settings.rate_limit:g} requests a second reached; "
+                    f"Rate limit of {rate.limit} requests a minute reached; "
                     f"try again in {rate.retry_after:.3f} s.",
                     code="rate_limit_exceeded",
                     headers={"Retry-After": retry_after(rate.retry_after)},

@@ -218,7 +218,7 @@ def test_keys(serve, tmp_path):
 
 
 def test_rate_limit_is_for_each_key(serve):
-    server = serve(api_keys=["a", "b"], rate_limit=0.001)
+    server = serve(api_keys=["a", "b"], rate_limit=1)
     a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
     first = server.post(PATH, json=CHAT, headers=a)
     assert first.status_code == 200
@@ -227,7 +227,7 @@ def test_rate_limit_is_for_each_key(serve):
     second = server.post(PATH, json=CHAT, headers=a)
     assert second.status_code == 429
     assert error_of(second)["code"] == "rate_limit_exceeded"
-    assert int(second.headers["retry-after"]) > 900
+    assert 30 < int(second.headers["retry-after"]) <= 60
     assert server.post(PATH, json=CHAT, headers=b).status_code == 200
     assert server.get("/v1/models", headers=a).status_code == 200
 
