@@ -202,7 +202,7 @@ def serve(
     num_blocks: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Exact number of KV cache blocks, for tests. [default: as many as fit]"
+            min=2, help="Blocks of the KV cache, in place of a size. [default: as many as fit]"
         ),
     ] = None,
     enable_prefix_caching: Annotated[

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -43,9 +43,17 @@ class ChildProcess(subprocess.Popen[bytes]):
     """
 
     def __init__(
-        self, arguments: Sequence[str], configuration: Any, pass_fds: Sequence[int] = ()
+        self,
+        arguments: Sequence[str],
+        configuration: Any,
+        *,
+        pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts `python ARGUMENTS --config-fd N`; `configuration` is msgpack-encodable."""
+        """Starts `python ARGUMENTS --config-fd N`; `configuration` is msgpack-encodable.
+
+        `environment` is added to this process's own.
+        """
         self._socket, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
@@ -53,6 +61,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 # -P: the folder that the user happens to be in must not shadow any import.
                 [sys.executable, "-P", *arguments, "--config-fd", str(fd)],
                 stdin=subprocess.DEVNULL,
+                env=None if environment is None else {**os.environ, **environment},
                 pass_fds=[fd, *pass_fds],
                 process_group=0,
             )

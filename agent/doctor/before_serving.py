@@ -4,13 +4,13 @@ from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.doctor.gpu import check_gpus
 from pagelet.agent.doctor.memory import check_memory, check_shared_memory
 from pagelet.agent.doctor.processor import check_cores, check_instructions
-from pagelet.agent.doctor.system import check_open_files
+from pagelet.agent.doctor.system import check_open_files, check_packages
 from pagelet.protocol.config import EngineOptions
 
 
 def check_before_serving(options: EngineOptions) -> list[Finding]:
     """What this machine is for these options."""
-    findings = [check_cores(), check_open_files()]
+    findings = [check_packages(), check_cores(), check_open_files()]
     if options.runner == "simulated":
         return findings
     parallel = options.parallel

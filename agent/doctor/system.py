@@ -2,12 +2,12 @@
 
 import importlib.metadata
 import resource
-import socket
 import sys
 
 from packaging.requirements import Requirement
 
 from pagelet.agent.doctor.checks import Finding
+from pagelet.agent.supervisor.listener import ListenError, bind
 
 _FILES = 4096
 _EXTRA = "engine"
@@ -31,31 +31,18 @@ def check_open_files() -> Finding:
 
 def check_port(host: str, port: int) -> Finding:
     """Whether nothing listens on a port yet."""
-    name = f"port {port}"
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return Finding(
-                name=name,
-                status="warn",
-                summary=f"cannot be used on {host}: {error.strerror}",
-                facts={"host": host, "port": port, "free": False},
-                advice="serve on another with --port, or on a free one with --port 0",
-            )
-    return Finding(
-        name=name,
-        status="ok",
-        summary=f"free on {host}",
-        facts={"host": host, "port": port, "free": True},
-    )
+    facts: dict[str, object] = {"host": host, "port": port}
+    try:
+        bind(host, port).close()
+    except ListenError as error:
+        return Finding(name="port", status="warn", summary=str(error), facts=facts)
+    return Finding(name="port", status="ok", summary=f"{port} is free on {host}", facts=facts)
 
 
 def check_packages() -> Finding:
-    """Whether the installed packages are the versions that Pagelet's engine asks for."""
+    """Whether the packages that Pagelet's engine asks for are there, in versions that fit."""
     versions: dict[str, str | None] = {}
-    unfit = []
+    missing, unfit = [], []
     for text in importlib.metadata.requires("pagelet") or []:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": _EXTRA}):
@@ -66,16 +53,16 @@ def check_packages() -> Finding:
             version = None
         versions[requirement.name] = version
         if version is None:
-            unfit.append(f"{requirement.name} is missing")
+            missing.append(f"{requirement.name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):
             unfit.append(f"{requirement.name} {version} is not {requirement.specifier}")
     python = ".".join(map(str, sys.version_info[:3]))
     facts: dict[str, object] = {"python": python, "packages": versions}
-    if unfit:
+    if missing or unfit:
         return Finding(
             name="packages",
-            status="fail",
-            summary="; ".join(unfit),
+            status="fail" if missing else "warn",
+            summary="; ".join(missing + unfit),
             facts=facts,
             advice=f"install them together: pip install 'pagelet[{_EXTRA}]'",
         )

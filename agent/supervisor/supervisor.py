@@ -191,11 +191,13 @@ class Supervisor:
                 managed.kill()
 
     def _announce(self) -> None:
-        ready = [managed.is_ready() for managed in self._all]
+        newly_ready = [m for m in self._all if m.ready_since is None and m.is_ready()]
         if self._announced:
+            for managed in newly_ready:
+                log.info("%s serves again", managed.name)
             return
         self._view.show([(m.name, m.stage()) for m in self._all])
-        if all(ready):
+        if all(managed.is_ready() for managed in self._all):
             self._announced = True
             beats = [core.beat() for core in self._cores]
             assert self._api.process is not None

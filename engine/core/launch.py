@@ -1,5 +1,8 @@
 """How an engine core process is started: by the supervisor, or by an engine without one."""
 
+import os
+from collections.abc import Mapping
+
 import msgspec
 
 from pagelet.engine.child import ChildProcess
@@ -23,4 +26,27 @@ class CoreLaunch(msgspec.Struct, kw_only=True):
 
 def launch_core(launch: CoreLaunch) -> ChildProcess:
     """Starts an engine core and returns at once; it tells its progress in the heartbeat file."""
-    return ChildProcess(["-m", "pagelet.engine.core.process"], launch)
+    return ChildProcess(
+        ["-m", "pagelet.engine.core.process"],
+        launch,
+        environment=gpu_environment(launch.options, launch.engine_index, os.environ),
+    )
+
+
+def gpu_environment(
+    options: EngineOptions, engine_index: int, own: Mapping[str, str]
+) -> dict[str, str]:
+    """What a data-parallel rank's environment needs beside `own`, so that it sees the GPUs that
+    are its own and no others: the i-th `tensor_parallel_size` of those that this process sees."""
+    parallel = options.parallel
+    if parallel.data_parallel_size == 1 or options.device == "cpu":
+        return {}
+    visible = own.get("CUDA_VISIBLE_DEVICES")
+    size = parallel.tensor_parallel_size
+    every = (
+        [str(index) for index in range(size * parallel.data_parallel_size)]
+        if visible is None
+        else visible.split(",")
+    )
+    share = every[engine_index * size : (engine_index + 1) * size]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
