@@ -79,11 +79,15 @@ class Message(RequestBody):
         return message
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=8192, fail_fast=True)]
+"""Bounded, as a body full of empty messages would hold the server up for seconds."""
+
+
 class ChatCompletionRequest(GenerationRequest):
     """`max_completion_tokens`, or its older name `max_tokens`, defaults to what is left of the
     model's context."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pagelet.protocol.openai.chat import Message, template_options
+from pagelet.protocol.openai.chat import Messages, template_options
 from pagelet.protocol.openai.fields import RequestBody, ResponseBody, TokenId, invalid
 
 
@@ -13,9 +13,7 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
-        default=None, min_length=1
-    )
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     """Of a prompt; default true. A chat's special tokens come from its template."""
     add_generation_prompt: bool | None = None
