@@ -2,8 +2,7 @@
 
 import sys
 
-from pagelet.engine import LLM
-from pagelet.engine.sampling_request import RequestedSampling
+from pagelet.engine import LLM, RequestedSampling
 
 PROMPTS = ["The capital of France is", "Two plus two is", "The sky is blue because"]
 
