@@ -20,6 +20,8 @@ from pagelet.engine.core.launch import CoreLaunch, launch_core
 from pagelet.engine.logs import configure_logging
 from pagelet.protocol.config import EngineOptions
 
+_MOST_FILES = 1 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -90,8 +92,10 @@ def _refuse_what_fails(findings: Iterable[Finding]) -> None:
 
 def _raise_open_file_limit() -> None:
     """Each connection takes a file descriptor, and common soft limits are 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _fail(message: str, exit_code: int, settings: ServeSettings) -> int:
