@@ -1,6 +1,6 @@
 """The engine core's heartbeat: a small memory-mapped file that says what its loop is doing.
 
-The core writes it once a loop iteration, which costs about two microseconds; the supervisor's
+The core writes it once a loop iteration, which costs about a microsecond; the supervisor's
 watchdog and the API process's health check read it without asking the core anything, so a hung
 step cannot hide and a long prefill is not taken for a death. The file outlives the core, so a
 restarted core writes on in the same place and readers keep their mapping.
