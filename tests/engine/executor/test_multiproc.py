@@ -11,51 +11,10 @@ import psutil
 import pytest
 
 from pagelet.engine.errors import ConfigurationError, ExecutorFailed
-from pagelet.engine.executor.factory import make_executor
-from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
-from pagelet.engine.source import ModelFiles
 from support.hand_scheduler import HandScheduler
-from support.tiny_models import tiny_options
+from support.ranks import LLAMA, MOE, make_ranks
 
-LLAMA = ModelConfig(
-    architecture="LlamaForCausalLM",
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    vocab_size=131,  # odd, so that the ranks' shares of the vocabulary differ
-    max_position_embeddings=256,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    checkpoint_dtype="float64",
-)
-MOE = ModelConfig(
-    architecture="Qwen3MoeForCausalLM",
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=1,  # fewer than ranks: they hold copies
-    head_dim=8,
-    intermediate_size=48,
-    vocab_size=131,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    qk_norm=True,
-    moe=MoEConfig(4, 2, 24, norm_topk_prob=True),
-    checkpoint_dtype="float64",
-)
-NO_FILES = ModelFiles(Path("none"), "safetensors", "none")
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.2, "logprobs": 2}
-
-
-def make(config, size, **changes):
-    options = tiny_options(tensor_parallel_size=size, load_format="dummy")
-    for name, value in changes.items():
-        setattr(options.cache, name, value)
-    return make_executor(options, NO_FILES, config, 128)
 
 
 def hand_for(executor):
@@ -99,8 +58,8 @@ def wait_gone(pids):
 
 @pytest.mark.parametrize("config", [LLAMA, MOE], ids=["llama", "moe"])
 def test_two_ranks_generate_what_one_does(config):
-    alone = make(config, 1)
-    together = make(config, 2)
+    alone = make_ranks(config, 1)
+    together = make_ranks(config, 2)
     try:
         assert together.layout.groups == alone.layout.groups
         greedy, sampled, logprobs = generate(together)
@@ -115,7 +74,7 @@ def test_two_ranks_generate_what_one_does(config):
 
 
 def test_a_killed_worker_fails_everything_and_leaves_nothing():
-    executor = make(LLAMA, 2)
+    executor = make_ranks(LLAMA, 2)
     try:
         hand = hand_for(executor)
         hand.add(0, [1, 2, 3])
@@ -134,7 +93,7 @@ def test_a_killed_worker_fails_everything_and_leaves_nothing():
 
 
 def test_a_worker_that_raises_tells_why():
-    executor = make(LLAMA, 2)
+    executor = make_ranks(LLAMA, 2)
     try:
         hand = hand_for(executor)
         hand.add(0, [1, 2, 3])
@@ -149,20 +108,20 @@ def test_a_worker_that_raises_tells_why():
 
 def test_a_configuration_that_cannot_work_is_told_in_the_workers_words():
     with pytest.raises(ConfigurationError, match="Lower --kv-cache-memory by at least"):
-        make(LLAMA, 2, num_blocks=None, kv_cache_memory_bytes=1 << 60)
+        make_ranks(LLAMA, 2, num_blocks=None, kv_cache_memory_bytes=1 << 60)
 
 
 def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_before_any_starts():
     with pytest.raises(ConfigurationError, match="sizes that work: 1, 2, 4"):
-        make(LLAMA, 3)
+        make_ranks(LLAMA, 3)
 
 
 def test_workers_die_with_the_process_that_started_them():
     script = f"""
 import sys, time
 sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
-from engine.executor.test_multiproc import LLAMA, make
-executor = make(LLAMA, 2)
+from support.ranks import LLAMA, make_ranks
+executor = make_ranks(LLAMA, 2)
 print(*executor.worker_pids, flush=True)
 time.sleep(600)
 """
