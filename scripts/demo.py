@@ -27,8 +27,8 @@ that requests of any length share one cache without gaps. A page whose tokens ar
 a hash of all tokens up to its end. A request whose prompt begins like an earlier one finds those
 pages by their hashes and does not compute them again. Answer in two or three short sentences."""
 QUESTIONS = (
-    "Why is the sky blue?",
-    "Why is the sea salty?",
+    "What does an operating system do?",
+    "How do plants make food?",
 )
 
 
@@ -73,7 +73,7 @@ def ask(client: openai.OpenAI, question: str, console: Console) -> Answer:
         model=MODEL,
         messages=messages,
         temperature=0,
-        max_completion_tokens=80,
+        max_completion_tokens=100,
         stream=True,
         stream_options={"include_usage": True},
     )
