@@ -21,7 +21,7 @@ lint: install ## ruff, mypy --strict, and the rules on which room may import whi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests scripts
+	$(BIN)/mypy scripts examples tests/bench tests/test_*.py
 	$(BIN)/lint-imports
 
 format: install ## Let ruff format the code
