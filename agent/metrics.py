@@ -138,6 +138,11 @@ class Metrics(EngineObserver):
         if stats.num_scheduled_tokens:
             histogram = engine.histograms["vllm:iteration_tokens_total"]
             histogram.observe(stats.num_scheduled_tokens)
+        for stay in stats.evicted:
+            engine.histograms["vllm:kv_block_lifetime_seconds"].observe(stay.lifetime)
+            engine.histograms["vllm:kv_block_idle_before_evict_seconds"].observe(stay.idle)
+            for gap in stay.reuse_gaps:
+                engine.histograms["vllm:kv_block_reuse_gap_seconds"].observe(gap)
 
     def on_first_token(self, engine_index: int, seconds: float) -> None:
         """Observes the time to first token."""

@@ -72,6 +72,17 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """Why, if `finish_reason` is "error"."""
 
 
+class BlockResidency(msgspec.Struct, array_like=True):
+    """A cached block's stay in the KV cache, in seconds."""
+
+    lifetime: float
+    """From its allocation to its eviction."""
+    idle: float
+    """From its last use to its eviction."""
+    reuse_gaps: list[float]
+    """From one use to the next."""
+
+
 class SchedulerStats(msgspec.Struct, array_like=True):
     """The scheduler's state after a step, and what was counted since the last message."""
 
@@ -90,6 +101,8 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     num_scheduled_tokens: int = 0
     """Tokens of the step."""
     step: int = 0
+    evicted: list[BlockResidency] = []
+    """Of a sample of the blocks evicted since the last message."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):

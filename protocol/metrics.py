@@ -212,19 +212,19 @@ ENGINE_METRICS: tuple[Metric, ...] = (
     Metric(
         "vllm:kv_block_lifetime_seconds",
         "histogram",
-        "Lifetime of sampled KV blocks; none is sampled.",
+        "Lifetime of a sample of cached KV blocks.",
         buckets=_SECONDS_OF_BLOCK,
     ),
     Metric(
         "vllm:kv_block_idle_before_evict_seconds",
         "histogram",
-        "Idle time of sampled KV blocks before eviction; none is sampled.",
+        "Idle time before eviction of a sample of cached KV blocks.",
         buckets=_SECONDS_OF_BLOCK,
     ),
     Metric(
         "vllm:kv_block_reuse_gap_seconds",
         "histogram",
-        "Time between uses of sampled KV blocks; none is sampled.",
+        "Time between uses of a sample of cached KV blocks.",
         buckets=_SECONDS_OF_BLOCK,
     ),
 )

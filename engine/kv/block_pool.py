@@ -6,6 +6,7 @@ block whose ref count falls to zero stays findable until its turn comes.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from pagelet.engine.kv.residency import ResidencySampler
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 NULL_BLOCK_ID = 0
@@ -92,6 +93,7 @@ class BlockPool:
         self.free_queue = FreeBlockQueue(self.blocks[1:])
         self.num_usable = num_blocks - 1
         self._cached: list[dict[bytes, KVBlock]] = [{} for _ in range(num_groups)]
+        self.residency = ResidencySampler()
         self._record_events = record_events
         self._events: list[KVEvent] = []
 
@@ -122,6 +124,7 @@ class BlockPool:
             if block.block_hash is not None:
                 self._evict(block)
             block.ref_count = 1
+            self.residency.allocated(block.block_id)
             taken.append(block)
         return taken
 
@@ -130,6 +133,7 @@ class BlockPool:
         for block in blocks:
             if block.ref_count == 0:
                 self.free_queue.remove(block)
+            self.residency.hit(block.block_id)
             block.ref_count += 1
 
     def free(self, blocks: Iterable[KVBlock]) -> None:
@@ -144,6 +148,7 @@ class BlockPool:
                 if block.block_hash is None:
                     self.free_queue.appendleft(block)
                 else:
+                    self.residency.released(block.block_id)
                     self.free_queue.append(block)
 
     def publish(
@@ -183,6 +188,7 @@ class BlockPool:
     def _evict(self, block: KVBlock) -> None:
         assert block.block_hash is not None
         del self._cached[block.group][block.block_hash]
+        self.residency.evicted(block.block_id)
         if self._record_events:
             self._events.append(
                 BlockRemoved(block_hashes=[block.block_hash], medium="GPU", group_idx=block.group)

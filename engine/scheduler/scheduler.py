@@ -355,6 +355,7 @@ class Scheduler:
             prefix_cache_hits=self._prefix_hits,
             num_preemptions=self._num_preemptions,
             step=self._step,
+            evicted=self.kv.pool.residency.take(),
         )
         self._prefix_queries = self._prefix_hits = self._num_preemptions = 0
         return stats

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.kv.residency import ResidencySampler
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.kv_events import BlockRemoved, BlockStored
@@ -326,6 +327,21 @@ def test_events_follow_the_cache() -> None:
             assert len(seen) == core.kv.pool.num_cached
     core.reset_prefix_cache()
     assert core.kv.pool.num_cached == 0
+
+
+def test_stay_of_a_block_is_measured_when_it_is_evicted() -> None:
+    core = make_core(num_blocks=18)
+    now = 0.0
+    core.kv.pool.residency = ResidencySampler(lambda: now)
+    stays = []
+    for index, prompt in enumerate([0, 0, 1, 2, 3, 4, 5]):
+        now += 1.0
+        core.add(request(index, [prompt] * 80, 1))
+        while core.has_work:
+            stays += core.step().stats.evicted
+    assert stays
+    assert all(stay.lifetime >= stay.idle >= 0 for stay in stays)
+    assert any(stay.lifetime > 0 for stay in stays)
 
 
 def test_oracle_notices_a_block_given_away_too_early() -> None:
