@@ -5,6 +5,7 @@ whose step hangs, and turns the first SIGTERM or SIGINT into a drain and the sec
 It imports neither torch nor any web framework, so there is little in it that can fail.
 """
 
+import contextlib
 import ctypes
 import enum
 import logging
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from pagelet.agent.supervisor.managed import Managed, ManagedCore
 from pagelet.agent.supervisor.signals import SignalQueue
@@ -219,7 +221,7 @@ class Supervisor:
                 self._kill_at[pid] = now + _STACK_DUMP_SECONDS
 
     def _kill_everything(self) -> None:
-        """Ends whatever is left and reaps it, orphans of killed processes too."""
+        """Ends whatever is left and reaps it, adopted orphans too."""
         for managed in self._all:
             managed.kill()
         for managed in self._all:
@@ -232,7 +234,15 @@ class Supervisor:
             except ChildProcessError:
                 return
             if pid == 0:
+                _kill_children()
                 time.sleep(0.01)
+
+
+def _kill_children() -> None:
+    own = os.getpid()
+    with contextlib.suppress(OSError):
+        for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _become_subreaper() -> None:

@@ -42,6 +42,8 @@ def run_core(config: Config, parent: ParentLink) -> None:
         case "leave an orphan":
             script = "sleep 3 & echo $! > " + str(Path(config["folder"]) / "orphan")
             subprocess.run(["sh", "-c", script], check=True)
+        case "leave a daemon":
+            subprocess.run(["sh", "-c", "setsid sleep 600 &"], check=True)
         case "ignore SIGTERM":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, __file__, "worker"])

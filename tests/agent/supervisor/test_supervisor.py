@@ -193,6 +193,13 @@ def test_orphans_are_adopted_and_reaped(tree: Callable[..., Tree]) -> None:
     wait_for(lambda: not orphan.exists())  # a zombie would still be there
 
 
+def test_a_process_that_left_its_group_does_not_stay(tree: Callable[..., Tree]) -> None:
+    running = tree(core="leave a daemon").wait_ready()
+    running.supervisor.send_signal(signal.SIGTERM)
+    assert running.supervisor.wait(60) == 0
+    running.assert_nothing_left()
+
+
 def may_unshare() -> bool:
     unshare = shutil.which("unshare")
     return unshare is not None and subprocess.run([*AS_PID_1, "true"]).returncode == 0
