@@ -1,0 +1,100 @@
+"""The library's operations and their arguments, as in `ops.h`."""
+
+import ctypes
+from enum import IntEnum
+
+import torch
+
+I64, I32, F32, PTR = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class OpKind(IntEnum):
+    LINEAR = 0
+    RMS_NORM = 1
+    GATED_ACTIVATION = 2
+    EMBEDDING = 3
+    ROTARY = 4
+
+
+class LinearArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("weight", PTR),
+        ("bias", PTR),
+        ("y", PTR),
+        ("x_stride", I64),
+        ("y_stride", I64),
+        ("x_dtype", I32),
+        ("y_dtype", I32),
+        ("n", I32),
+        ("k", I32),
+        ("format", I32),
+        ("accumulate", I32),
+    )
+
+
+class RmsNormArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("residual", PTR),
+        ("weight", PTR),
+        ("out", PTR),
+        ("x_stride", I64),
+        ("residual_stride", I64),
+        ("out_stride", I64),
+        ("dtype", I32),
+        ("groups", I32),
+        ("size", I32),
+        ("eps", F32),
+        ("weight_offset", F32),
+    )
+
+
+class GatedActivationArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("out", PTR),
+        ("x_stride", I64),
+        ("out_stride", I64),
+        ("dtype", I32),
+        ("size", I32),
+        ("gelu_tanh", I32),
+    )
+
+
+class EmbeddingArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("ids", PTR),
+        ("table", PTR),
+        ("out", PTR),
+        ("table_rows", I64),
+        ("first_id", I64),
+        ("out_stride", I64),
+        ("dtype", I32),
+        ("size", I32),
+        ("scale", F32),
+    )
+
+
+class RotaryArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("positions", PTR),
+        ("cos_sin", PTR),
+        ("k_cache", PTR),
+        ("v_cache", PTR),
+        ("slots", PTR),
+        ("x_stride", I64),
+        ("dtype", I32),
+        ("num_heads", I32),
+        ("num_kv_heads", I32),
+        ("head_dim", I32),
+        ("block_size", I32),
+    )

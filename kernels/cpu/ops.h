@@ -1,0 +1,101 @@
+// What a recorded step consists of: operations with fixed arguments and a number of rows that each
+// replay gives. The structs are filled by Python (ctypes), field by field in this order.
+#pragma once
+
+#include <cstdint>
+
+#include "threads.h"
+
+namespace pagelet {
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+
+// The numbers that differ from one replay to the next.
+struct Step {
+  static constexpr int kSizes = 4;
+  int64_t sizes[kSizes];
+};
+
+enum OpKind : int32_t { kLinear, kRmsNorm, kGatedActivation, kEmbedding, kRotary, kNumOps };
+
+// All arguments begin with `rows`: which of the step's sizes is the number of rows. Strides and
+// sizes are in elements.
+
+// y = x @ weight.T + bias, or y += that. weight: the panels of PackedLinear.
+struct LinearArgs {
+  int64_t rows;
+  const void* x;  // [rows, k]
+  const void* weight;
+  const float* bias;  // [n] or null
+  void* y;            // [rows, n]
+  int64_t x_stride, y_stride;
+  int32_t x_dtype, y_dtype;
+  int32_t n, k;
+  int32_t format;
+  int32_t accumulate;
+};
+
+// out = norm(x) * weight, or with a residual: residual += x, out = norm(residual) * weight.
+struct RmsNormArgs {
+  int64_t rows;
+  const void* x;         // [rows, groups, size]
+  void* residual;        // [rows, size] or null
+  const float* weight;   // [size]
+  void* out;             // [rows, groups, size]; may be x
+  int64_t x_stride, residual_stride, out_stride;
+  int32_t dtype;
+  int32_t groups, size;  // a row is `groups` vectors that are normalised each on its own
+  float eps;
+  float weight_offset;  // 1 for Gemma, whose weights are stored less one
+};
+
+// out = act(x[:, :size]) * x[:, size:].
+struct GatedActivationArgs {
+  int64_t rows;
+  const void* x;  // [rows, 2 * size]
+  void* out;      // [rows, size]
+  int64_t x_stride, out_stride;
+  int32_t dtype;
+  int32_t size;
+  int32_t gelu_tanh;  // else silu
+};
+
+// out = table[ids] * scale; zeros for ids outside of [first_id, first_id + table_rows).
+struct EmbeddingArgs {
+  int64_t rows;
+  const int64_t* ids;  // [rows]
+  const void* table;   // [table_rows, size]
+  void* out;           // [rows, size]
+  int64_t table_rows, first_id, out_stride;
+  int32_t dtype;
+  int32_t size;
+  float scale;
+};
+
+// Turns queries and keys by their positions' angles, and puts keys and values into the KV cache.
+// x holds each row's query heads, key heads and value heads; queries are turned in place.
+struct RotaryArgs {
+  int64_t rows;
+  void* x;                  // [rows, num_heads + 2 * num_kv_heads, head_dim]
+  const int64_t* positions;  // [rows]
+  const float* cos_sin;      // [max_positions, 2, head_dim / 2]
+  void* k_cache;  // [num_blocks, num_kv_heads, page], laid out as kv_cache.h says
+  void* v_cache;
+  const int64_t* slots;  // [rows]
+  int64_t x_stride;
+  int32_t dtype;
+  int32_t num_heads, num_kv_heads, head_dim, block_size;
+};
+
+using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);
+
+// The operations compiled for one instruction set.
+struct Tier {
+  const char* name;
+  Op ops[kNumOps];
+};
+
+// Memory of the calling thread that lives until its next use; grows, never shrinks.
+void* scratch(int64_t bytes);
+
+}  // namespace pagelet

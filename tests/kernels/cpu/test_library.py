@@ -1,0 +1,93 @@
+"""Compiling and loading the CPU library, and choosing its instruction set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagelet.kernels.cpu import compile as compile_
+from pagelet.kernels.cpu.library import Library, status
+
+
+def in_a_new_process(**environment: str) -> subprocess.CompletedProcess[str]:
+    script = "from pagelet.kernels.cpu.library import status; print(status())"
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def test_the_status_names_the_tier_and_the_threads(tier: str) -> None:
+    found = status()
+    assert found.tier == tier
+    assert found.tier in found.tiers
+    assert found.threads >= 1
+    assert found.path is not None
+    assert found.path.is_file()
+    assert found.reason is None
+
+
+def test_a_lower_tier_can_be_forced(tier: str) -> None:
+    assert f"tier='{tier}'" in in_a_new_process(PAGELET_CPU_TIER=tier).stdout
+
+
+def test_a_tier_that_the_machine_lacks_is_refused(tier: str) -> None:
+    result = in_a_new_process(PAGELET_CPU_TIER="avx1024")
+    assert result.returncode != 0
+    assert "PAGELET_CPU_TIER=avx1024: this machine runs avx2" in result.stderr
+
+
+def test_without_a_compiler_the_status_says_so() -> None:
+    result = in_a_new_process(PATH="/nonexistent", CXX="")
+    assert result.returncode == 0, result.stderr
+    assert "tier=None" in result.stdout
+    assert "install g++" in result.stdout
+
+
+@pytest.fixture
+def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The machinery of compiling, on sources that compile in no time."""
+    sources = tmp_path / "kernels"
+    (sources / "cpu").mkdir(parents=True)
+    for name in ("interface", "threads", "tier"):
+        function = f'extern "C" int {name}' + ("_##T" if name == "tier" else "")
+        (sources / "cpu" / f"{name}.cpp").write_text(
+            f"#define F(T) {function}() {{ return 7; }}\n#define G(T) F(T)\nG(PAGELET_TIER)\n"
+        )
+    monkeypatch.setattr(compile_, "KERNELS", sources)
+    return sources
+
+
+def test_compiles_once_and_again_when_a_source_changes(tier: str, small_sources: Path) -> None:
+    first = compile_.compile_library()
+    stamp = first.stat().st_mtime_ns
+    assert compile_.compile_library() == first
+    assert first.stat().st_mtime_ns == stamp
+    (small_sources / "cpu" / "extra.h").write_text("// more\n")
+    second = compile_.compile_library()
+    assert second != first
+    assert {path.name for path in second.parent.iterdir()} == {first.name, second.name, "lock"}
+
+
+def test_uses_the_cache_folder_where_the_sources_cannot_be_written(
+    tier: str, small_sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (small_sources / "cpu" / "build").write_text("in the way of the folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert compile_.compile_library().parent == tmp_path / "cache" / "pagelet"
+
+
+def test_what_the_compiler_says_is_passed_on(tier: str, small_sources: Path) -> None:
+    (small_sources / "cpu" / "threads.cpp").write_text("this is not C++\n")
+    with pytest.raises(compile_.CompileError, match="this is not C"):
+        compile_.compile_library()
+
+
+def test_a_file_that_is_no_library_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "library.so").write_text("text")
+    with pytest.raises(OSError, match=r"library\.so"):
+        Library(tmp_path / "library.so")
