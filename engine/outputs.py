@@ -1,4 +1,4 @@
-"""What a caller of the engine gets: deltas of one answer, and the errors that a caller can cause."""
+"""What a caller of the engine gets: an answer's deltas, and the errors that a caller can cause."""
 
 import dataclasses
 
