@@ -187,16 +187,19 @@ class AsyncLLM:
         return [engine.client.ready for engine in self._engines if engine.client.ready is not None]
 
     def check_health(self) -> str | None:
-        """None, or why this replica does not work: a core that is not there, or whose step counter
-        stands still with work to do."""
-        for index, engine in enumerate(self._engines):
-            if not engine.client.connected:
-                beat = engine.heartbeat.read()
-                stage = "not started" if beat is None else beat.stage
-                return f"engine core {index} is not connected ({stage})"
-            beat = engine.heartbeat.read()
-            if beat is None or not beat.has_work:
-                continue
+        """None, or why this replica does not work. With several data-parallel ranks it works as
+        long as one does: the supervisor brings the others back, and the replica need not die."""
+        troubles = [self._trouble(index, engine) for index, engine in enumerate(self._engines)]
+        return None if None in troubles else "; ".join(filter(None, troubles))
+
+    def _trouble(self, index: int, engine: _Engine) -> str | None:
+        """Why a core does not work: it is not there, or its step counter stands still with work
+        to do."""
+        beat = engine.heartbeat.read()
+        if not engine.client.connected:
+            stage = "not started" if beat is None else beat.stage
+            return f"engine core {index} is not connected ({stage})"
+        if beat is not None and beat.has_work:
             stuck = time.monotonic() - (beat.step_began or beat.last_loop)
             if stuck > self._step_timeout:
                 return f"engine core {index}: step {beat.step + 1} has run for {stuck:.0f} s"

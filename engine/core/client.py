@@ -45,6 +45,7 @@ class CoreClient:
         self._events = events
         self._transport: asyncio.Transport | None = None
         self.ready: EngineCoreReady | None = None
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
     @property
@@ -68,25 +69,24 @@ class CoreClient:
     async def _keep_connected(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            lost = loop.create_future()
-
-            def on_end(lost: asyncio.Future[None] = lost) -> None:
-                if not lost.done():
-                    lost.set_result(None)
-
+            self._lost = loop.create_future()
             try:
                 self._transport, _ = await loop.create_unix_connection(
-                    lambda on_end=on_end: _CoreProtocol(self._receive, on_end),  # type: ignore[misc]
-                    self._path,
+                    lambda: _CoreProtocol(self._receive, self._end), self._path
                 )
             except OSError:  # not there yet, or restarting
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            await lost
-            self._transport = None
-            if self.ready is not None:
-                self.ready = None
-                self._events.on_lost(self.engine_index)
+            await self._lost
+
+    def _end(self) -> None:
+        """Called as soon as the loop knows, so that nothing is written to a dead connection."""
+        self._transport = None
+        if self.ready is not None:
+            self.ready = None
+            self._events.on_lost(self.engine_index)
+        if not self._lost.done():
+            self._lost.set_result(None)
 
     def _receive(self, message: FromCore) -> None:
         if isinstance(message, EngineCoreOutputs):

@@ -183,7 +183,8 @@ def test_a_killed_api_process(serve: Callable[..., Served]) -> None:
     load, killed, core = Load(server), server.api, server.core
     os.kill(killed, signal.SIGKILL)
     assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
-    wait_for(lambda: not is_alive(killed))
+    # Reaped: till then one of its threads may still have accepted a connection.
+    wait_for(lambda: not Path(f"/proc/{killed}").exists())
     assert server.post(4).status_code in (200, 503)  # it waits for the new process: not refused
     wait_for(lambda: server.get("/ready") == 200)
     assert server.api != killed
