@@ -16,6 +16,8 @@ class OpKind(IntEnum):
     GATED_ACTIVATION = 2
     EMBEDDING = 3
     ROTARY = 4
+    KV_WRITE = 5
+    PAGED_ATTENTION = 6
 
 
 class LinearArgs(ctypes.Structure):
@@ -97,4 +99,47 @@ class RotaryArgs(ctypes.Structure):
         ("num_kv_heads", I32),
         ("head_dim", I32),
         ("block_size", I32),
+    )
+
+
+class KvWriteArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("key", PTR),
+        ("value", PTR),
+        ("k_cache", PTR),
+        ("v_cache", PTR),
+        ("slots", PTR),
+        ("key_stride", I64),
+        ("value_stride", I64),
+        ("dtype", I32),
+        ("cache_dtype", I32),
+        ("num_kv_heads", I32),
+        ("head_dim", I32),
+        ("block_size", I32),
+    )
+
+
+class PagedAttentionArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("query", PTR),
+        ("k_cache", PTR),
+        ("v_cache", PTR),
+        ("query_start_loc", PTR),
+        ("seq_lens", PTR),
+        ("block_table", PTR),
+        ("out", PTR),
+        ("query_stride", I64),
+        ("out_stride", I64),
+        ("block_table_stride", I64),
+        ("dtype", I32),
+        ("cache_dtype", I32),
+        ("num_heads", I32),
+        ("num_kv_heads", I32),
+        ("head_dim", I32),
+        ("block_size", I32),
+        ("sliding_window", I32),
+        ("scale", F32),
+        ("softcap", F32),
     )

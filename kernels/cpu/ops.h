@@ -16,7 +16,16 @@ struct Step {
   int64_t sizes[kSizes];
 };
 
-enum OpKind : int32_t { kLinear, kRmsNorm, kGatedActivation, kEmbedding, kRotary, kNumOps };
+enum OpKind : int32_t {
+  kLinear,
+  kRmsNorm,
+  kGatedActivation,
+  kEmbedding,
+  kRotary,
+  kKvWrite,
+  kPagedAttention,
+  kNumOps
+};
 
 // All arguments begin with `rows`: which of the step's sizes is the number of rows. Strides and
 // sizes are in elements.
@@ -85,6 +94,37 @@ struct RotaryArgs {
   int64_t x_stride;
   int32_t dtype;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
+};
+
+// Puts keys and values into the KV cache, whose pages are laid out as cpu_pages.h says.
+struct KvWriteArgs {
+  int64_t rows;
+  const void* key;    // [rows, num_kv_heads, head_dim]
+  const void* value;  // [rows, num_kv_heads, head_dim]
+  void* k_cache;      // [num_blocks, num_kv_heads, page]
+  void* v_cache;
+  const int64_t* slots;  // [rows]
+  int64_t key_stride, value_stride;
+  int32_t dtype, cache_dtype;
+  int32_t num_kv_heads, head_dim, block_size;
+};
+
+// Attention of every request's new tokens to its context in the KV cache. `rows` counts requests.
+struct PagedAttentionArgs {
+  int64_t rows;
+  const void* query;              // [tokens, num_heads, head_dim]
+  const void* k_cache;            // [num_blocks, num_kv_heads, page]
+  const void* v_cache;
+  const int32_t* query_start_loc;  // [rows + 1]
+  const int32_t* seq_lens;         // [rows]
+  const int32_t* block_table;      // [rows, max_blocks]
+  void* out;                       // [tokens, num_heads, head_dim]
+  int64_t query_stride, out_stride, block_table_stride;
+  int32_t dtype, cache_dtype;
+  int32_t num_heads, num_kv_heads, head_dim, block_size;
+  int32_t sliding_window;  // tokens that a query sees, its own included; 0 for all
+  float scale;
+  float softcap;  // 0 for none
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

@@ -7,7 +7,9 @@
 
 #include "../embedding/cpu.cpp"
 #include "../gated_activation/cpu.cpp"
+#include "../kv_write/cpu.cpp"
 #include "../linear/cpu.cpp"
+#include "../paged_attention/cpu.cpp"
 #include "../rms_norm/cpu.cpp"
 #include "../rotary/cpu.cpp"
 #include "ops.h"
@@ -36,6 +38,8 @@ extern const Tier PAGELET_SYMBOL(tier_, PAGELET_TIER) = {
         op<GatedActivationArgs, gated_activation>,
         op<EmbeddingArgs, embedding>,
         op<RotaryArgs, rotary>,
+        op<KvWriteArgs, kv_write>,
+        op<PagedAttentionArgs, paged_attention>,
     },
 };
 

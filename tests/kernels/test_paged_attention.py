@@ -9,96 +9,10 @@ from hypothesis import given, settings
 
 from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention, torch_native
+from support.attention_batch import NAN, Batch
 from support.tolerance import TOLERANCE
 
 FAST = [name for name in paged_attention.implementations if name != "reference"]
-NAN = float("nan")
-
-
-class Batch:
-    """A random batch: requests' keys and values known densely, and written to a NaN cache."""
-
-    def __init__(
-        self,
-        rng: random.Random,
-        lens: list[tuple[int, int]],  # (query_len, tokens before it)
-        num_kv_heads: int,
-        group: int,
-        head_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        window: int | None,
-    ) -> None:
-        generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-        self.query_lens = [query_len for query_len, _ in lens]
-        self.seq_lens = [query_len + before for query_len, before in lens]
-        blocks_of = [-(-seq_len // block_size) for seq_len in self.seq_lens]
-        ids = list(range(1, sum(blocks_of) + 5))
-        rng.shuffle(ids)
-        tables = [[ids.pop() for _ in range(count)] for count in blocks_of]
-        width = max(blocks_of, default=0) + rng.randint(0, 3)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).to(dtype)
-
-        self.query = normal(sum(self.query_lens), num_kv_heads * group, head_dim)
-        self.cache = torch.full(
-            (2, sum(blocks_of) + 5, num_kv_heads, block_size, head_dim), NAN, dtype=dtype
-        )
-        self.dense: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for table, seq_len, query_len in zip(tables, self.seq_lens, self.query_lens, strict=True):
-            key = normal(seq_len, num_kv_heads, head_dim)
-            value = normal(seq_len, num_kv_heads, head_dim)
-            self.dense.append((key, value))
-            slots = [table[i // block_size] * block_size + i % block_size for i in range(seq_len)]
-            kv_write(key, value, self.cache, torch.tensor(slots))
-            if window is not None:
-                # What lies before every query's window has been given away and poisoned.
-                gone = max(0, seq_len - query_len + 1 - window)
-                for i in range(gone):
-                    self.cache[:, table[i // block_size], :, i % block_size] = NAN
-                for i in range(gone // block_size):
-                    table[i] = 0
-        starts = [sum(self.query_lens[:i]) for i in range(len(lens) + 1)]
-        self.query_start_loc = torch.tensor(starts, dtype=torch.int32)
-        self.block_table = torch.tensor(
-            [table + [0] * (width - len(table)) for table in tables], dtype=torch.int32
-        ).view(len(lens), width)
-        self.scale = head_dim**-0.5
-
-    def run(self, name: str, window: int | None, softcap: float | None) -> torch.Tensor:
-        return paged_attention.implementations[name](
-            self.query,
-            self.cache,
-            self.query_start_loc,
-            torch.tensor(self.seq_lens, dtype=torch.int32),
-            self.block_table,
-            max_query_len=max(self.query_lens, default=0),
-            max_seq_len=max(self.seq_lens, default=0),
-            query_lens_cpu=self.query_lens,
-            seq_lens_cpu=self.seq_lens,
-            scale=self.scale,
-            sliding_window=window,
-            softcap=softcap,
-        )
-
-    def dense_attention(self, window: int | None, softcap: float | None) -> torch.Tensor:
-        """The same over the dense keys and values, with one mask a request."""
-        outs = []
-        for query, (key, value) in zip(self.query.split(self.query_lens), self.dense, strict=True):
-            group = query.shape[1] // key.shape[1]
-            seq_len = key.shape[0]
-            q = query.double().transpose(0, 1)
-            k, v = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (key, value))
-            scores = q @ k.transpose(1, 2) * self.scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            distance = torch.arange(seq_len - len(query), seq_len)[:, None] - torch.arange(seq_len)
-            hidden = (distance < 0) | (distance >= (window or seq_len))
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-            outs.append((weights @ v).transpose(0, 1))
-        return torch.cat(outs)
-
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -128,7 +42,7 @@ def test_equals_dense_attention(
     name: str, shape: dict, softcap: float | None, rng: random.Random
 ) -> None:
     batch = Batch(rng, **shape)
-    out = batch.run(name, shape["window"], softcap)
+    out = batch.run(paged_attention.implementations[name], shape["window"], softcap)
     expected = batch.dense_attention(shape["window"], softcap)
     torch.testing.assert_close(out.double(), expected, **TOLERANCE[shape["dtype"]])
 
@@ -136,7 +50,7 @@ def test_equals_dense_attention(
 @pytest.mark.parametrize("name", paged_attention.implementations)
 def test_empty_batch(name: str) -> None:
     batch = Batch(random.Random(0), [], 2, 2, 8, 4, torch.float32, None)
-    assert batch.run(name, None, None).shape == (0, 4, 8)
+    assert batch.run(paged_attention.implementations[name], None, None).shape == (0, 4, 8)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -152,23 +66,26 @@ def test_long_prefill_and_many_decodes_are_cut_in_pieces(
     for window in (None, 1, 5, 33):
         batch = Batch(rng, lens, 2, 3, 8, 4, torch.float64, window)
         expected = batch.dense_attention(window, None)
-        torch.testing.assert_close(batch.run(name, window, None), expected)
+        torch.testing.assert_close(
+            batch.run(paged_attention.implementations[name], window, None), expected
+        )
 
 
 @pytest.mark.parametrize("name", paged_attention.implementations)
 def test_a_row_does_not_depend_on_the_batch_or_the_chunks(name: str) -> None:
     """In float64, to rounding: the same token alone, among others, as a decode or in a chunk."""
+    attention = paged_attention.implementations[name]
     rng = random.Random(2)
     together = Batch(rng, [(5, 20), (1, 24), (1, 3)], 2, 2, 16, 4, torch.float64, None)
-    out = together.run(name, None, None)
+    out = together.run(attention, None, None)
     alone = Batch(rng, [(1, 24)], 2, 2, 16, 4, torch.float64, None)
     alone.cache, alone.block_table = together.cache, together.block_table[1:2]
     alone.query = together.query[5:6]
-    torch.testing.assert_close(alone.run(name, None, None), out[5:6], atol=1e-14, rtol=0)
+    torch.testing.assert_close(alone.run(attention, None, None), out[5:6], atol=1e-14, rtol=0)
     chunk = Batch(rng, [(2, 23)], 2, 2, 16, 4, torch.float64, None)
     chunk.cache, chunk.block_table = together.cache, together.block_table[:1]
     chunk.query = together.query[3:5]
-    torch.testing.assert_close(chunk.run(name, None, None), out[3:5], atol=1e-14, rtol=0)
+    torch.testing.assert_close(chunk.run(attention, None, None), out[3:5], atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("name", paged_attention.implementations)
@@ -176,7 +93,7 @@ def test_nan_in_the_context_is_not_hidden(name: str) -> None:
     """Poison is kept out, but a broken context must show."""
     batch = Batch(random.Random(3), [(1, 9), (4, 9)], 1, 2, 8, 4, torch.float32, None)
     batch.cache[:, batch.block_table[0, 0], :, 0] = NAN
-    out = batch.run(name, None, None)
+    out = batch.run(paged_attention.implementations[name], None, None)
     assert out[0].isnan().all()
     assert out[1:].isfinite().all()
 
@@ -185,7 +102,7 @@ def test_nan_in_the_context_is_not_hidden(name: str) -> None:
 def test_rows_beyond_the_last_request_are_zero(name: str) -> None:
     batch = Batch(random.Random(4), [(1, 9), (4, 9)], 1, 2, 8, 4, torch.float32, None)
     batch.query = torch.cat((batch.query, torch.full((3, 2, 8), NAN)))
-    out = batch.run(name, None, None)
+    out = batch.run(paged_attention.implementations[name], None, None)
     assert out[:5].isfinite().all()
     assert (out[5:] == 0).all()
 

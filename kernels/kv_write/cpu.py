@@ -1,0 +1,59 @@
+"""The KV write in C++, into pages laid out for `paged_attention/cpu.py`."""
+
+import torch
+
+from pagelet.kernels.cpu.args import KvWriteArgs, OpKind
+from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
+from pagelet.kernels.paged_attention.cpu import unsupported
+
+
+def record_kv_write(
+    program: Program,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    rows: int = 0,
+) -> None:
+    """Appends the write of each token's key and value at its slot.
+
+    key, value: [max_rows, num_kv_heads, head_dim] of one dtype, rows at any stride; kv_cache:
+    [2, num_blocks, num_kv_heads, block_size, head_dim], whose pages are laid out as
+    `paged_attention/cpu_pages.h` says; slot_mapping: [max_rows] int64. Raises ValueError if the
+    cache's shape is not one that `paged_attention.cpu.unsupported` accepts.
+    """
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    if reason := unsupported(head_dim, block_size, kv_cache.dtype):
+        raise ValueError(reason)
+    assert key.shape == value.shape
+    assert key.dtype == value.dtype
+    assert key.shape[1:] == (num_kv_heads, head_dim), (key.shape, kv_cache.shape)
+    assert kv_cache.is_contiguous()
+    assert slot_mapping.dtype == torch.int64
+    assert slot_mapping.is_contiguous()
+    args = KvWriteArgs(
+        rows=rows,
+        key=pointer(key),
+        value=pointer(value),
+        k_cache=pointer(kv_cache[0]),
+        v_cache=pointer(kv_cache[1]),
+        slots=pointer(slot_mapping),
+        key_stride=row_stride(key, name="key"),
+        value_stride=row_stride(value, name="value"),
+        dtype=dtype_code(key, name="key"),
+        cache_dtype=dtype_code(kv_cache, name="kv_cache"),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+    program.append(OpKind.KV_WRITE, args, (key, value, kv_cache, slot_mapping))
+
+
+def kv_write(
+    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """As `reference.kv_write`, but for the layout of the pages."""
+    program = Program()
+    record_kv_write(program, key, value, kv_cache, slot_mapping)
+    program.run(slot_mapping.shape[0])
