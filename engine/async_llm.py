@@ -145,6 +145,7 @@ class AsyncLLM:
         self._ids = itertools.count(1)
         self._next_engine = itertools.count()
         self._step_timeout = step_timeout
+        self._first_ready = asyncio.Event()
         self._threads = ThreadPoolExecutor(_ENCODING_THREADS, "tokenizer")
 
     @classmethod
@@ -206,9 +207,8 @@ class AsyncLLM:
         return None
 
     async def wait_ready(self) -> None:
-        """Until a core is ready."""
-        while not self.is_ready:
-            await asyncio.sleep(0.02)
+        """Until a core has been ready for the first time."""
+        await self._first_ready.wait()
 
     # Requests
 
@@ -301,6 +301,7 @@ class AsyncLLM:
 
     def on_ready(self, engine_index: int, ready: EngineCoreReady) -> None:
         """See `CoreEvents`."""
+        self._first_ready.set()
         self._observer.on_ready(ready)
 
     def on_outputs(self, engine_index: int, outputs: EngineCoreOutputs) -> None:

@@ -33,6 +33,9 @@ class RequestedSampling:
 
     n: int | None = None
     max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    """What `max_tokens` is if neither the request nor the model says, cut to what the prompt
+    leaves; None for all that it leaves."""
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -114,7 +117,10 @@ class SamplingBuilder:
         Raises InvalidRequest.
         """
         values = dict(self._defaults)
+        default = requested.default_max_tokens
         for field in dataclasses.fields(requested):
+            if field.name == "default_max_tokens":
+                continue
             value = getattr(requested, field.name)
             if value is not None:
                 values[field.name] = value
@@ -124,7 +130,7 @@ class SamplingBuilder:
         for name, allowed in _RANGES.items():
             if name in values:
                 allowed.check(name, values[name])
-        self._check_lengths(values, max_new_tokens)
+        self._check_lengths(values, min(max_new_tokens, default or max_new_tokens))
         self._check_top_k(values)
         self._check_logprobs(values)
         self._check_stops(values)
@@ -134,8 +140,8 @@ class SamplingBuilder:
             raise InvalidRequest("seed must fit in 64 bits (signed)", "seed")
         return SamplingParams(**values)
 
-    def _check_lengths(self, values: dict[str, Any], max_new_tokens: int) -> None:
-        max_tokens = values.setdefault("max_tokens", max_new_tokens)
+    def _check_lengths(self, values: dict[str, Any], default_max_tokens: int) -> None:
+        max_tokens = values.setdefault("max_tokens", default_max_tokens)
         if max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
         min_tokens = values.get("min_tokens", 0)

@@ -40,7 +40,16 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forget all cached blocks that no request uses."""
 
 
-ToCore = EngineCoreRequest | AbortRequests | ResetPrefixCache
+class Acknowledge(msgspec.Struct, tag="ack"):
+    """So many `EngineCoreOutputs` were handled since the last such message.
+
+    The core stops stepping while too many are unanswered: tokens that nobody can pass on yet would
+    only queue up between the processes and be late."""
+
+    count: int
+
+
+ToCore = EngineCoreRequest | AbortRequests | ResetPrefixCache | Acknowledge
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

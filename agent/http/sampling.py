@@ -32,13 +32,13 @@ def chat_sampling(body: ChatCompletionRequest) -> RequestedSampling:
 def completion_sampling(body: CompletionRequest) -> RequestedSampling:
     """For a raw prompt. The engine makes at least one token, also where none is wanted; logprobs
     of an echoed prompt come with those of the answer."""
-    max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.prompt_logprobs
     if prompt_logprobs is None and body.echo:
         prompt_logprobs = body.logprobs
     return RequestedSampling(
         **_shared(body),
-        max_tokens=max_tokens or 1,
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+        default_max_tokens=_COMPLETION_MAX_TOKENS,
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
     )

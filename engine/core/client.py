@@ -10,6 +10,7 @@ import msgspec
 
 from pagelet.engine.frames import FrameReader, encode_frame
 from pagelet.protocol.engine import (
+    Acknowledge,
     EngineCoreOutputs,
     EngineCoreReady,
     FromCore,
@@ -45,6 +46,7 @@ class CoreClient:
         self._events = events
         self._transport: asyncio.Transport | None = None
         self.ready: EngineCoreReady | None = None
+        self._handled = 0
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
@@ -88,9 +90,18 @@ class CoreClient:
         if not self._lost.done():
             self._lost.set_result(None)
 
+    def _acknowledge(self) -> None:
+        count, self._handled = self._handled, 0
+        if self._transport is not None:
+            self.send(Acknowledge(count))
+
     def _receive(self, message: FromCore) -> None:
         if isinstance(message, EngineCoreOutputs):
             self._events.on_outputs(self.engine_index, message)
+            if not self._handled:
+                # Called after the readers that these outputs woke: they have passed them on then.
+                asyncio.get_running_loop().call_soon(self._acknowledge)
+            self._handled += 1
         else:
             self.ready = message
             self._events.on_ready(self.engine_index, message)

@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import tempfile
 import time
 from typing import Any
 
@@ -29,6 +30,8 @@ from pagelet.engine.source import resolve_model
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,
+    Acknowledge,
+    EngineCoreOutputs,
     EngineCoreReady,
     EngineCoreRequest,
     ResetPrefixCache,
@@ -37,7 +40,8 @@ from pagelet.protocol.engine import (
 
 _IDLE_SECONDS = 0.5
 _READ_BYTES = 1 << 20
-_MOST_UNSENT_BYTES = 64 << 20
+_MOST_UNACKNOWLEDGED = 4
+"""Steps whose outputs the client has not handled yet; then the core waits for it."""
 _log = logging.getLogger("pagelet.engine.core")
 
 
@@ -48,6 +52,7 @@ class Connection:
         sock.setblocking(False)
         self.socket = sock
         self.unsent = bytearray()
+        self.unacknowledged = 0
         self._reader: FrameReader[ToCore] = FrameReader(msgspec.msgpack.Decoder(ToCore))
 
     def receive(self) -> list[ToCore] | None:
@@ -103,7 +108,8 @@ class CoreServer:
         """Until `stopping` is set, by a signal."""
         core = self._core
         while not self.stopping:
-            blocked = self._client is not None and len(self._client.unsent) > _MOST_UNSENT_BYTES
+            client = self._client
+            blocked = client is not None and client.unacknowledged >= _MOST_UNACKNOWLEDGED
             self._poll(0.0 if core.has_work and not blocked else _IDLE_SECONDS)
             if core.has_work and not blocked:
                 core.fill()
@@ -116,15 +122,22 @@ class CoreServer:
                 self._send(core.idle_stats())
             self._beat()
 
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._client is not None:
+            self._client.socket.close()
+        self._selector.close()
+
     def _beat(self) -> None:
         core = self._core
         self._heartbeat.beat(
             step=self._step, step_began=core.step_began, num_unfinished=core.num_unfinished
         )
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: EngineCoreOutputs) -> None:
         self._last_sent = time.monotonic()
         if self._client is not None:
+            self._client.unacknowledged += 1
             self._client.send(message)
             self._watch_writes()
 
@@ -178,6 +191,8 @@ class CoreServer:
                     self._core.add(message)
                 case AbortRequests(request_ids):
                     self._core.abort(request_ids)
+                case Acknowledge(count):
+                    self._client.unacknowledged -= count
                 case ResetPrefixCache():
                     self._core.reset_prefix_cache()
 
@@ -204,6 +219,8 @@ def _make_publisher(options: EngineOptions, engine_index: int) -> KVEventPublish
 def serve(launch: CoreLaunch, link: ParentLink) -> None:
     """Builds the core and serves it until SIGTERM."""
     heartbeat = HeartbeatWriter(launch.heartbeat_path)
+    # What this process leaves behind when it is killed goes with the replica's runtime directory.
+    tempfile.tempdir = os.path.dirname(launch.socket_path)
     options = launch.options
     try:
         core = build_core(options, heartbeat.stage)
@@ -235,6 +252,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
         server.run()
     finally:
         heartbeat.stopping()
+        server.close()
         core.close()
         if publisher is not None:
             publisher.close()
