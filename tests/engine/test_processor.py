@@ -327,3 +327,10 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(template: str
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(InvalidRequest, match="cannot be continued"):
         make_processor(template=template).render_chat(messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(10, 16), (95, 5), (84, 16), (85, 15)])
+def test_default_of_max_tokens_is_cut_to_the_room(length: int, expected: int) -> None:
+    wanted = RequestedSampling(default_max_tokens=16)
+    (request,) = PROCESSOR.process([0] * length, wanted, request_id="r")
+    assert request.params.max_tokens == expected

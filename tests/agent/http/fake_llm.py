@@ -142,7 +142,7 @@ class FakeLLM:
     async def _run(self, stream, ids, sampling, n):
         behaviour = self.behaviour
         answer = behaviour.text
-        limit = sampling.max_tokens
+        limit = sampling.max_tokens or sampling.default_max_tokens
         cut = limit is not None and limit <= len(answer)
         shown = answer[:limit] if cut else answer
         for position, char in enumerate(shown, start=1):
