@@ -1,4 +1,4 @@
-"""`pagelet bench`: measurements of this machine."""
+"""`pagelet bench`: measurements of this machine, and of servers."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pagelet.bench import engine_core, http_streams, start_up
 from pagelet.bench.figures import Figure, machine, render
+from pagelet.bench.load import command as load_command
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.server import ServerFailed
 
@@ -27,7 +28,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.callback()
 def bench() -> None:
-    """Measure this machine."""
+    """Measure this machine, and servers."""
+
+
+app.command("serve")(load_command.serve)
 
 
 @app.command()

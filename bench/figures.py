@@ -1,5 +1,6 @@
 """What a measurement brings: figures with their units and targets, as a table and as JSON."""
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -44,9 +45,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def machine() -> dict[str, Any]:
     """What the figures depend on: processor, cores, versions, and the time of day."""
-    versions = {
-        name: importlib.metadata.version(name) for name in ("pagelet", "torch", "uvicorn", "uvloop")
-    }
+    versions = {}
+    for name in ("pagelet", "torch", "uvicorn", "uvloop"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a mere client has few
+            versions[name] = importlib.metadata.version(name)
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
