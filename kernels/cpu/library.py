@@ -58,6 +58,8 @@ class Library:
         self.run = library.pagelet_cpu_run
         self.run.argtypes = [ctypes.POINTER(Call), ctypes.c_int64, ctypes.POINTER(Sizes)]
         self.run.restype = None
+        self._read = library.pagelet_cpu_read
+        self._read.argtypes, self._read.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_uint64
 
         names = itertools.takewhile(bool, map(tier_name, itertools.count()))
         self.tiers = tuple(name.decode() for name in names)
@@ -79,6 +81,10 @@ class Library:
         """How many threads work on an operation, the caller's included."""
         self.threads = threads
         self._set_threads(threads)
+
+    def read(self, address: int, size: int) -> None:
+        """Reads memory on all threads: how fast weights can come at best. Whole 256 KiB only."""
+        self._read(address, size)
 
 
 @functools.cache

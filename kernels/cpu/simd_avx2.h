@@ -8,6 +8,7 @@ constexpr int kFloatPanels = 1;
 constexpr int kIntRows = 2;
 constexpr int kIntPanels = 1;
 constexpr int kSingleRowPanels = 2;
+constexpr int kStreams = 2;
 
 struct f32x16 {
   __m256 lo, hi;

@@ -8,6 +8,7 @@ constexpr int kFloatPanels = 3;
 constexpr int kIntRows = 6;  // integer tiles hold two accumulators an output
 constexpr int kIntPanels = 2;
 constexpr int kSingleRowPanels = 4;
+constexpr int kStreams = 8;  // panels that one row reads at once where memory is the bound
 
 using f32x16 = __m512;
 using i32x16 = __m512i;

@@ -72,7 +72,7 @@ template <class Format>
 void compute_piece(const Problem& problem, Range rows, Range panels) {
   const bool single = rows.size() == 1;
   const int64_t panel_tiles =
-      ceil_div(panels.size(), single ? kSingleRowPanels : Format::kMaxPanels);
+      ceil_div(panels.size(), single ? kStreams : Format::kMaxPanels);
   const int64_t row_tiles = ceil_div(rows.size(), Format::kMaxRows);
   for (int64_t i = 0; i < panel_tiles; ++i) {
     const Range tile_panels = panels.part(i, panel_tiles);
@@ -80,7 +80,7 @@ void compute_piece(const Problem& problem, Range rows, Range panels) {
     for (int64_t j = 0; j < row_tiles; ++j) {
       const Range tile_rows = rows.part(j, row_tiles);
       if (single) {
-        dispatch<Format, 1, kSingleRowPanels>(1, panel_count, problem, tile_rows.first,
+        dispatch<Format, 1, kStreams>(1, panel_count, problem, tile_rows.first,
                                               tile_panels.first);
       } else {
         dispatch<Format, Format::kMaxRows, Format::kMaxPanels>(
@@ -115,7 +115,7 @@ void run(const LinearArgs& args, int64_t num_rows, pagelet::ThreadPool& pool) {
   const Range all_panels{0, ceil_div(args.n, kLanes)};
   const int64_t row_blocks = ceil_div(num_rows * row_stride, kRowBlockBytes);
   const int64_t threads = pool.threads();
-  const int panels_at_once = num_rows == 1 ? kSingleRowPanels : Format::kMaxPanels;
+  const int panels_at_once = num_rows == 1 ? kStreams : Format::kMaxPanels;
   const int64_t shares = std::clamp<int64_t>(all_panels.size() / (threads * panels_at_once), 1,
                                              kPiecesPerThread);
   const int64_t panel_pieces = std::min(all_panels.size(), threads * shares);

@@ -19,6 +19,8 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from pagelet.kernels.cpu.memory import empty_bytes
+
 LinearFormat = Literal["f32", "bf16", "q8", "q4"]
 
 PANEL = 16  # outputs
@@ -175,7 +177,6 @@ def _group_bytes(scales: torch.Tensor, panels: int, blocks: int) -> torch.Tensor
 
 
 def _aligned(data: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in memory that begins with a cache line."""
-    contiguous = data.contiguous().view(torch.uint8).flatten()
-    assert contiguous.data_ptr() % 64 == 0
-    return contiguous
+    """The bytes of a tensor in memory that a step reads fast."""
+    flat = data.contiguous().view(torch.uint8).flatten()
+    return empty_bytes(flat.numel()).copy_(flat)
