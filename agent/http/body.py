@@ -38,8 +38,8 @@ def _check_names(data: bytes, model: type[RequestBody]) -> None:
     one, which for a body full of them takes seconds of the event loop."""
     try:
         names = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
-        return  # no JSON object: pydantic says what is wrong
+    except (msgspec.MsgspecError, RecursionError):
+        return  # no JSON object, or nested without end: pydantic says what is wrong
     known = model.model_fields
     for name in names:
         if name not in known:

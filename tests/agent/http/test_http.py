@@ -45,6 +45,7 @@ def metric(server, name):
         ({"method": "POST", "url": PATH, "content": b"null"}, 400, None),
         ({"method": "POST", "url": PATH, "content": b"\xff\xfe"}, 400, None),
         ({"method": "POST", "url": PATH, "content": b"[" * 100_000}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b'{"metadata":' * 100_000}, 400, None),
         ({"method": "POST", "url": PATH, "content": b'{"model":"\\ud800"}'}, 400, None),
         ({"method": "POST", "url": PATH, "data": {"model": "tiny"}}, 415, None),
         ({"method": "POST", "url": PATH, "json": {"model": "tiny"}}, 400, "messages"),
