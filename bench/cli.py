@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from pagelet.bench import engine_core, http_streams, start_up
+from pagelet.bench.compare import command as compare_command
 from pagelet.bench.figures import Figure, machine, render
 from pagelet.bench.load import command as load_command
 from pagelet.bench.progress import Progress, show_progress
@@ -32,6 +33,7 @@ def bench() -> None:
 
 
 app.command("serve")(load_command.serve)
+app.command("compare")(compare_command.compare)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A `pagelet serve` process to measure or to show, which never outlives this one."""
+"""A server process to measure or to show, which never outlives this one."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pagelet.engine.proc import describe_exit, set_parent_death_signal
+from pagelet.engine.proc import describe_exit, kill_group, set_parent_death_signal
 
 HOST = "127.0.0.1"
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
@@ -28,10 +28,13 @@ class ServerFailed(RuntimeError):
 class Server:
     """A running server: its port, and what it has written to stdout and stderr."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, log: Path, ready_path: str
+    ) -> None:
         self.port = port
         self._process = process
         self._log = log
+        self._ready_path = ready_path
 
     @property
     def address(self) -> str:
@@ -43,13 +46,13 @@ class Server:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])
 
     def ready(self) -> bool:
-        """Whether `/ready` answers 200."""
+        """Whether its path for this answers 200."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_PROBE_SECONDS)
         with (
             contextlib.closing(connection),
             contextlib.suppress(OSError, http.client.HTTPException),
         ):
-            connection.request("GET", "/ready")
+            connection.request("GET", self._ready_path)
             return connection.getresponse().status == 200
         return False
 
@@ -81,8 +84,9 @@ class Server:
         try:
             self._process.wait(_STOP_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.kill()  # its own children die with it
+            self._process.kill()
             self._process.wait()
+        kill_group(self._process.pid)  # children that it left behind
 
 
 @contextlib.contextmanager
@@ -93,16 +97,28 @@ def running_server(arguments: Sequence[str], port: int | None = None) -> Iterato
     with the thread that started it, however that ends. Ctrl-C in a terminal does not reach it.
     """
     port = free_port() if port is None else port
+    command = [PAGELET, "serve", *arguments, "--host", HOST, "--port", str(port)]
+    with running_command(command, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_command(
+    command: Sequence[str], port: int, ready_path: str = "/ready"
+) -> Iterator[Server]:
+    """As `running_server`, for any command that serves HTTP on `port` and answers 200 on
+    `ready_path` as soon as it can work. At the end, its whole process group is gone."""
     with tempfile.NamedTemporaryFile(prefix="pagelet-serve-", suffix=".log") as log:
         process = subprocess.Popen(
-            [PAGELET, "serve", *arguments, "--host", HOST, "--port", str(port)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env={**os.environ, "PAGELET": PAGELET},
             process_group=0,
             preexec_fn=functools.partial(set_parent_death_signal, os.getpid()),
         )
-        server = Server(process, port, Path(log.name))
+        server = Server(process, port, Path(log.name), ready_path)
         try:
             yield server
         finally:
