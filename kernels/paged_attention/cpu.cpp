@@ -168,14 +168,14 @@ class Attention {
     for (int64_t tile = tiles.first; tile < tiles.end; ++tile) {
       Seen seen[kMaxQueryRows];
       for (int row = 0; row < rows; ++row) seen[row] = seen_by(unit, share, row, tile);
-      TilePages<Cache> pages;
-      find_pages(unit, share, tile, Seen{seen[0].begin, seen[rows - 1].end}, pages);
+      const TilePanels<Cache> panels =
+          find_panels(unit, share, tile, Seen{seen[0].begin, seen[rows - 1].end});
       if (unit.partials >= 0) {
-        block.attend(pages, seen, partials(unit, share, tile));
+        block.attend(panels, seen, partials(unit, share, tile));
       } else if (tile == tiles.first) {
-        block.attend(pages, seen, all);
+        block.attend(panels, seen, all);
       } else {
-        block.attend(pages, seen, of_tile);
+        block.attend(panels, seen, of_tile);
         for (int row = 0; row < rows; ++row) {
           const Range seen_tiles = tiles_of(unit, share, row);
           if (tile == seen_tiles.first) {
@@ -243,24 +243,28 @@ class Attention {
            args_.head_dim;
   }
 
-  void find_pages(const Unit& unit, const Share& share, int64_t tile, Seen seen,
-                  TilePages<Cache>& pages) const {
+  TilePanels<Cache> find_panels(const Unit& unit, const Share& share, int64_t tile,
+                                Seen seen) const {
     const auto* const keys = static_cast<const Cache*>(args_.k_cache);
     const auto* const values = static_cast<const Cache*>(args_.v_cache);
     const int64_t start = tile * kTileTokens;
-    const int first = seen.begin / kPanelTokens;
-    const int end = static_cast<int>(ceil_div(seen.end, kPanelTokens));
-    for (int panel = first; panel < end; ++panel) {
+    TilePanels<Cache> panels;
+    panels.first = seen.begin / kPanelTokens;
+    panels.end = static_cast<int>(ceil_div(seen.end, kPanelTokens));
+    const int count = panels.end - panels.first;
+    const Cache** next = panels.in_order;
+    for (int panel = panels.first; panel < panels.end; ++panel, ++next) {
       const int64_t offset = panel_offset(unit, share, start + panel * kPanelTokens);
-      pages.keys[panel] = keys + offset;
-      pages.values[panel] = values + offset;
+      next[0] = keys + offset;
+      next[count] = values + offset;
     }
-    for (int i = 0; i < kSingleRowPanels; ++i) {
-      pages.keys[end + i] = pages.values[std::min(first + i, end - 1)];
+    next += count;
+    const int64_t context = unit.position + unit.tokens;
+    for (int i = 0; i < kPanelsAhead; ++i) {
+      const int64_t token = start + kTileTokens + i * kPanelTokens;
+      next[i] = token < context ? keys + panel_offset(unit, share, token) : next[-1];
     }
-    pages.values[end] = tile + 1 < unit.tiles.end
-                            ? keys + panel_offset(unit, share, start + kTileTokens)
-                            : pages.values[end - 1];
+    return panels;
   }
 
   const PagedAttentionArgs& args_;

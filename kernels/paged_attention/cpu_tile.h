@@ -34,13 +34,25 @@ constexpr int score_panels(int rows) {
 }
 constexpr int value_vectors(int rows) { return std::clamp(kAccumulators / rows, 1, 4); }
 
-// The panels of a tile that some row sees, by their index in the tile. Behind the last stands what
-// is read afterwards: every load prefetches its counterpart some panels ahead, since the pages of
-// a context are anywhere in memory.
+// The pages of a context are anywhere in memory, so that the hardware foresees nothing: every load
+// asks for its counterpart this many panels later, into the L2 cache, which can wait for more lines
+// at once than the L1 can.
+constexpr int kPanelsAhead = 6;
+
 template <class Cache>
-struct TilePages {
-  const Cache* keys[kTilePanels + kSingleRowPanels];
-  const Cache* values[kTilePanels + 1];
+PAGELET_INLINE void prefetch(const Cache* p) {
+  __builtin_prefetch(p, 0, 2);
+}
+
+// The panels of a tile that some row sees: [first, end) of its keys, the same of its values, and
+// some that are read afterwards.
+template <class Cache>
+struct TilePanels {
+  int first, end;
+  const Cache* in_order[2 * kTilePanels + kPanelsAhead];
+
+  const Cache* const* keys(int panel) const { return in_order + panel - first; }
+  const Cache* const* values(int panel) const { return keys(panel) + end - first; }
 };
 
 // What a row has gathered from its context.
@@ -93,7 +105,7 @@ struct Queries<float> {
       f32x16 key[P];
       for (int p = 0; p < P; ++p) {
         key[p] = load(keys[p] + line);
-        __builtin_prefetch(keys[p + P] + line);
+        prefetch(keys[p + kPanelsAhead] + line);
       }
       for (int r = 0; r < R; ++r) {
         const f32x16 value = set1(q[r]);
@@ -130,7 +142,7 @@ struct Queries<uint16_t> {
       bytes64 key[P];
       for (int p = 0; p < P; ++p) {
         key[p] = load_bytes(keys[p] + line);
-        __builtin_prefetch(keys[p + P] + line);
+        prefetch(keys[p + kPanelsAhead] + line);
       }
       for (int r = 0; r < R; ++r) {
 #if defined(__AVX512BF16__)
@@ -224,17 +236,17 @@ class RowBlock {
   }
 
   // What each row gathers from a tile. Rows that see none of it gather nothing.
-  void attend(const TilePages<Cache>& pages, const Seen* seen, GatheredRows gathered) {
+  void attend(const TilePanels<Cache>& panels, const Seen* seen, GatheredRows gathered) {
     for_row_tiles(kScoreRows, [&](int row, int rows) {
       Seen any = seen[row];
       for (int r = row + 1; r < row + rows; ++r) any = hull(any, seen[r]);
-      if (!any.empty()) score_rows<kScoreRows>(rows, row, any, pages);
+      if (!any.empty()) score_rows<kScoreRows>(rows, row, any, panels);
     });
     for (int row = 0; row < rows_; ++row) {
       if (!seen[row].empty()) weigh(row, seen[row], gathered[row]);
     }
     for_row_tiles(kValueRows, [&](int row, int rows) {
-      sum_rows<kValueRows>(rows, row, seen, pages, gathered);
+      sum_rows<kValueRows>(rows, row, seen, panels, gathered);
     });
   }
 
@@ -249,32 +261,32 @@ class RowBlock {
   }
 
   template <int R>
-  void score_rows(int rows, int row, Seen tokens, const TilePages<Cache>& pages) {
+  void score_rows(int rows, int row, Seen tokens, const TilePanels<Cache>& panels) {
     if constexpr (R > 1) {
-      if (rows < R) return score_rows<R - 1>(rows, row, tokens, pages);
+      if (rows < R) return score_rows<R - 1>(rows, row, tokens, panels);
     }
     constexpr int P = score_panels(R);
     const int end = static_cast<int>(ceil_div(tokens.end, kPanelTokens));
     int panel = tokens.begin / kPanelTokens;
-    for (; panel + P <= end; panel += P) score_tile<R, P>(row, panel, pages);
-    score_rest<R, P - 1>(end - panel, row, panel, pages);
+    for (; panel + P <= end; panel += P) score_tile<R, P>(row, panel, panels);
+    score_rest<R, P - 1>(end - panel, row, panel, panels);
   }
 
   template <int R, int P>
-  void score_rest(int panels, int row, int panel, const TilePages<Cache>& pages) {
+  void score_rest(int count, int row, int panel, const TilePanels<Cache>& panels) {
     if constexpr (P > 0) {
-      if (panels < P) return score_rest<R, P - 1>(panels, row, panel, pages);
-      score_tile<R, P>(row, panel, pages);
+      if (count < P) return score_rest<R, P - 1>(count, row, panel, panels);
+      score_tile<R, P>(row, panel, panels);
     }
   }
 
   template <int R, int P>
-  void score_tile(int row, int panel, const TilePages<Cache>& pages) {
+  void score_tile(int row, int panel, const TilePanels<Cache>& panels) {
     f32x16 acc[R][P];
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) acc[r][p] = zero();
     }
-    queries_.multiply(pages.keys + panel, row, head_dim_, acc);
+    queries_.multiply(panels.keys(panel), row, head_dim_, acc);
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) store(scores(row + r) + (panel + p) * kPanelTokens, acc[r][p]);
     }
@@ -305,10 +317,10 @@ class RowBlock {
   // Sums the values of the tokens that each row sees: those that all rows of a tile see together,
   // and what is before and behind row by row.
   template <int R>
-  void sum_rows(int rows, int row, const Seen* seen, const TilePages<Cache>& pages,
+  void sum_rows(int rows, int row, const Seen* seen, const TilePanels<Cache>& panels,
                 GatheredRows gathered) {
     if constexpr (R > 1) {
-      if (rows < R) return sum_rows<R - 1>(rows, row, seen, pages, gathered);
+      if (rows < R) return sum_rows<R - 1>(rows, row, seen, panels, gathered);
     }
     Seen all = seen[row];
     for (int r = row + 1; r < row + R; ++r) all = common(all, seen[r]);
@@ -318,55 +330,72 @@ class RowBlock {
     if (!fresh) {
       for (int r = row; r < row + R; ++r) {
         const Seen before{seen[r].begin, std::min(seen[r].end, all.begin)};
-        if (!seen[r].empty()) sum_head<1>(r, before, true, pages, gathered);
+        if (!seen[r].empty()) sum_head<1>(r, before, true, panels, gathered);
       }
     }
-    if (!all.empty()) sum_head<R>(row, all, fresh, pages, gathered);
+    if (!all.empty()) sum_head<R>(row, all, fresh, panels, gathered);
     for (int r = row; r < row + R; ++r) {
       const Seen behind{all.end, seen[r].end};
-      if (!behind.empty()) sum_head<1>(r, behind, false, pages, gathered);
+      if (!behind.empty()) sum_head<1>(r, behind, false, panels, gathered);
     }
   }
 
   template <int R>
-  void sum_head(int row, Seen tokens, bool fresh, const TilePages<Cache>& pages,
+  void sum_head(int row, Seen tokens, bool fresh, const TilePanels<Cache>& panels,
                 GatheredRows gathered) {
     constexpr int V = value_vectors(R);
     int d = 0;
     for (; d + 16 * V <= head_dim_; d += 16 * V) {
-      sum_tile<R, V, 16>(row, tokens, d, fresh, pages, gathered);
+      sum_tile<R, V, 16>(row, tokens, d, fresh, panels, gathered);
     }
-    for (; d + 16 <= head_dim_; d += 16) sum_tile<R, 1, 16>(row, tokens, d, fresh, pages, gathered);
-    if (d < head_dim_) sum_tile<R, 1, 8>(row, tokens, d, fresh, pages, gathered);
+    for (; d + 16 <= head_dim_; d += 16) sum_tile<R, 1, 16>(row, tokens, d, fresh, panels, gathered);
+    if (d < head_dim_) sum_tile<R, 1, 8>(row, tokens, d, fresh, panels, gathered);
   }
 
   template <int R, int V, int Lanes>
-  void sum_tile(int row, Seen tokens, int d, bool fresh, const TilePages<Cache>& pages,
+  static PAGELET_INLINE void add_tokens(const Cache* value, const Cache* ahead, int64_t stride,
+                                        const float* weights, int count, f32x16 (&sums)[R][V]) {
+    f32x16 acc[R][V];  // a copy, which the compiler keeps in registers
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) acc[r][v] = sums[r][v];
+    }
+    for (int token = 0; token < count; ++token, value += stride, ahead += stride) {
+      f32x16 values[V];
+      for (int v = 0; v < V; ++v) {
+        values[v] = load_up_to(value + 16 * v, Lanes);
+        if (v * 16 * sizeof(Cache) % 64 == 0) prefetch(ahead + 16 * v);
+      }
+      for (int r = 0; r < R; ++r) {
+        const f32x16 weight = set1(weights[r * kTileTokens + token]);
+        for (int v = 0; v < V; ++v) acc[r][v] = fma(values[v], weight, acc[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) sums[r][v] = acc[r][v];
+    }
+  }
+
+  template <int R, int V, int Lanes>
+  void sum_tile(int row, Seen tokens, int d, bool fresh, const TilePanels<Cache>& panels,
                 GatheredRows gathered) {
     f32x16 acc[R][V];
     for (int r = 0; r < R; ++r) {
-      for (int v = 0; v < V; ++v) {
-        acc[r][v] = fresh ? zero() : load(gathered[row + r].values() + d + 16 * v);
+      for (int v = 0; v < V; ++v) acc[r][v] = zero();
+    }
+    if (!fresh) {
+      for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) acc[r][v] = load(gathered[row + r].values() + d + 16 * v);
       }
     }
     const float* const weights = scores(row);
     for (int panel = tokens.begin / kPanelTokens; panel * kPanelTokens < tokens.end; ++panel) {
       const int start = panel * kPanelTokens;
+      const int begin = std::max(tokens.begin - start, 0);
       const int end = std::min(tokens.end - start, kPanelTokens);
-      for (int token = std::max(tokens.begin - start, 0); token < end; ++token) {
-        const int64_t offset = int64_t{token} * head_dim_ + d;
-        const Cache* const value = pages.values[panel] + offset;
-        const Cache* const next = pages.values[panel + 1] + offset;
-        f32x16 values[V];
-        for (int v = 0; v < V; ++v) {
-          values[v] = load_up_to(value + 16 * v, Lanes);
-          if (v * 16 * sizeof(Cache) % 64 == 0) __builtin_prefetch(next + 16 * v);
-        }
-        for (int r = 0; r < R; ++r) {
-          const f32x16 weight = set1(weights[r * kTileTokens + start + token]);
-          for (int v = 0; v < V; ++v) acc[r][v] = fma(values[v], weight, acc[r][v]);
-        }
-      }
+      const Cache* const* const values = panels.values(panel);
+      const int64_t offset = int64_t{begin} * head_dim_ + d;
+      add_tokens<R, V, Lanes>(values[0] + offset, values[kPanelsAhead] + offset, head_dim_,
+                              weights + start + begin, end - begin, acc);
     }
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < V; ++v) store(gathered[row + r].values() + d + 16 * v, acc[r][v]);
