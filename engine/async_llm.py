@@ -282,13 +282,13 @@ class AsyncLLM:
             text = self.processor.render_chat(
                 messages, tools, add_generation_prompt, **template_kwargs
             )
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            return self.processor.encode(text, add_special_tokens=False)
 
         return await self._in_thread(render)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return await self._in_thread(lambda: self.tokenizer.encode(text, add_special_tokens))
+        """Token ids of a prompt. Raises `InvalidRequest` if it is far too long for the model."""
+        return await self._in_thread(lambda: self.processor.encode(text, add_special_tokens))
 
     async def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

@@ -93,7 +93,7 @@ class LLM:
             raise InvalidRequest(f"{len(listed)} prompts but {len(params)} sampling parameters")
         completions, requests = [], []
         for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
-            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            token_ids = self.processor.encode(prompt) if isinstance(prompt, str) else list(prompt)
             children = self.processor.process(
                 token_ids,
                 wanted,
@@ -122,7 +122,7 @@ class LLM:
     ) -> Completion:
         """Answers a conversation by the model's chat template."""
         text = self.processor.render_chat(messages, **template_kwargs)
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self.processor.encode(text, add_special_tokens=False)
         return self.generate([token_ids], sampling, progress=False)[0]
 
     def _run(self) -> None:

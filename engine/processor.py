@@ -5,6 +5,7 @@ whose message says what to change.
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -109,6 +110,22 @@ class Processor:
             )
             for index in range(params.n)
         ]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises InvalidRequest for a text that is too long to fit, however it is cut into tokens:
+        megabytes of it would take the tokenizer minutes and gigabytes, only to be refused.
+        """
+        at_least = math.ceil(len(text) / self._tokenizer.most_characters)
+        if at_least > self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt's {len(text)} characters are at least {at_least} tokens, but this "
+                f"model's context length is {self._max_model_len}",
+                "prompt",
+                "context_length_exceeded",
+            )
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def render_chat(
         self,

@@ -31,7 +31,10 @@ class Tokenizer:
         """Named ones, such as `bos_token`, as chat templates get them."""
         self.chat_template = chat_template
         """Jinja source."""
-        ids = set(backend.get_vocab(with_added_tokens=True).values())
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.most_characters = max(map(len, vocabulary), default=1)
+        """Of text that one token can stand for."""
+        ids = set(vocabulary.values())
         self.vocab_size = len(ids)
         """Tokens that really exist."""
         self.max_token_id = max(ids, default=-1)

@@ -310,6 +310,19 @@ def test_text_that_is_no_unicode_is_refused_before_the_tokenizer() -> None:
         tokenizer.encode_batch(["a", "\ud83d"])
 
 
+def test_text_that_cannot_fit_is_refused_before_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits = "t29" * CONTEXT  # 3 characters are the most that a token of this vocabulary has
+    encoded = []
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, special: encoded.append(text))
+    PROCESSOR.encode(fits)
+    with pytest.raises(InvalidRequest, match="301 characters are at least 101 tokens") as caught:
+        PROCESSOR.encode(fits + "t")
+    assert caught.value.code == "context_length_exceeded"
+    assert encoded == [fits]
+
+
 @pytest.mark.parametrize(
     "content", ["It is ", [{"type": "text", "text": "It"}, {"type": "text", "text": "is "}]]
 )
