@@ -102,6 +102,7 @@ def _build(compiler: str, work: Path) -> Path:
     source = KERNELS / "cpu"
     units: list[tuple[str, str, tuple[str, ...]]] = [
         ("interface", "interface.cpp", ()),
+        ("pack", "../linear/pack.cpp", _AVX2),
         ("probe", "probe.cpp", ()),
         ("threads", "threads.cpp", ()),
     ]

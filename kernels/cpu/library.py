@@ -48,7 +48,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        library = ctypes.CDLL(str(path))
+        library = self.handle = ctypes.CDLL(str(path))
         tier_name = library.pagelet_cpu_tier
         tier_name.argtypes, tier_name.restype = [ctypes.c_int], ctypes.c_char_p
         self._use_tier = library.pagelet_cpu_use_tier

@@ -13,19 +13,20 @@ them; `cpu_formats.h` describes the formats. All instruction sets share them.
 Scales are float16, or float32 (9 and 6 bits) where float16 would not hold them exactly.
 """
 
+import ctypes
 import dataclasses
 from typing import Literal
 
 import torch
-from torch.nn import functional
 
+from pagelet.kernels.cpu.library import library
 from pagelet.kernels.cpu.memory import empty_bytes
 
 LinearFormat = Literal["f32", "bf16", "q8", "q4"]
 
 PANEL = 16  # outputs
 GROUP = 32  # inputs that share a scale
-_BLOCK = 64  # inputs of two groups, which are whole cache lines
+BLOCK = 64  # inputs of two groups, which are whole cache lines
 _CODES = {"f32": 0, "bf16": 1, "q8": 2, "q4": 4}
 
 
@@ -56,16 +57,11 @@ class PackedLinear:
 
         scales: [out_size, in_size / 32]; values: int8 [out_size, in_size].
         """
-        out_size, in_size = values.shape
-        scales, wide = _scale_dtype(scales)
-        unsigned = (values.view(torch.uint8) ^ 0x80).contiguous()  # value + 128
-        unsigned = _pad(unsigned, _BLOCK, 0x80)
-        panels, blocks = unsigned.shape[0] // PANEL, unsigned.shape[1] // _BLOCK
-        data = unsigned.view(panels, PANEL, blocks, 16, 4).permute(0, 2, 3, 1, 4)
-        packed = torch.cat(
-            [data.reshape(panels, blocks, -1), _group_bytes(scales, panels, blocks)], dim=2
-        )
-        return cls(_aligned(packed), out_size, in_size, "q8", wide)
+        assert values.dtype == torch.int8
+        wide = not _fits_half(scales)
+        packed = cls._empty(values.shape, "q8", wide)
+        _call("pack_q8", _floats(scales), values.contiguous(), *values.shape, wide, packed.data)
+        return packed
 
     @classmethod
     def from_q4_blocks(
@@ -77,106 +73,84 @@ class PackedLinear:
         GGUF's Q4_0 has minimum = -8 * scale; Q4_1 is this format; Q4_K is, with its products of
         scales written out and its minima negated.
         """
-        out_size, in_size = values.shape
-        both, wide = _scale_dtype(torch.stack([scales, minima]))
-        padded = _pad(values, _BLOCK, 0)
-        panels, blocks = padded.shape[0] // PANEL, padded.shape[1] // _BLOCK
-        parts = padded.view(panels, PANEL, blocks, 2, 2, 4, 4)  # group, half, word, byte
-        data = (parts[:, :, :, :, 0] | parts[:, :, :, :, 1] << 4).permute(0, 2, 3, 4, 1, 5)
-        packed = torch.cat(
-            [
-                data.reshape(panels, blocks, -1),
-                _group_bytes(both[0], panels, blocks),
-                _group_bytes(both[1], panels, blocks),
-            ],
-            dim=2,
-        )
-        return cls(_aligned(packed), out_size, in_size, "q4", wide)
+        assert values.dtype == torch.uint8
+        wide = not (_fits_half(scales) and _fits_half(minima))
+        packed = cls._empty(values.shape, "q4", wide)
+        numbers = _floats(scales), _floats(minima)
+        _call("pack_q4", *numbers, values.contiguous(), *values.shape, wide, packed.data)
+        return packed
+
+    @classmethod
+    def _empty(
+        cls, shape: tuple[int, ...], format: LinearFormat, wide_scales: bool = False
+    ) -> "PackedLinear":
+        out_size, in_size = shape
+        panels, blocks = -(-out_size // PANEL), -(-in_size // BLOCK)
+        scale_bytes = (4 if wide_scales else 2) * PANEL * (BLOCK // GROUP)
+        panel_bytes = {
+            "f32": 4 * PANEL * in_size,
+            "bf16": 4 * PANEL * -(-in_size // 2),
+            "q8": blocks * (PANEL * BLOCK + scale_bytes),
+            "q4": blocks * (PANEL * BLOCK // 2 + 2 * scale_bytes),
+        }[format]
+        return cls(empty_bytes(panels * panel_bytes), out_size, in_size, format, wide_scales)
 
 
 def pack_linear(weight: torch.Tensor, format: LinearFormat) -> PackedLinear:
-    """Packs (and for q8 and q4, quantises) the weight [out_size, in_size] of a linear layer."""
-    out_size, in_size = weight.shape
+    """Packs (and for q8 and q4, quantises) the weight [out_size, in_size] of a linear layer.
+
+    Raises UnavailableError where there is no CPU library.
+    """
     if format == "q8":
         return PackedLinear.from_q8_blocks(*quantise_q8(weight))
     if format == "q4":
         return PackedLinear.from_q4_blocks(*quantise_q4(weight))
-    dtype, pair = (torch.float32, 1) if format == "f32" else (torch.bfloat16, 2)
-    padded = _pad(weight.to(dtype), pair, 0)
-    panels = padded.shape[0] // PANEL
-    data = padded.view(panels, PANEL, -1, pair).transpose(1, 2)
-    return PackedLinear(_aligned(data), out_size, in_size, format)
+    packed = PackedLinear._empty(weight.shape, format)
+    dtype = torch.float32 if format == "f32" else torch.bfloat16
+    _call(f"pack_{format}", weight.to(dtype).contiguous(), *weight.shape, packed.data)
+    return packed
 
 
 def quantise_q8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales [out_size, groups] (float16 values) and int8 values [out_size, groups * 32], by the
-    largest magnitude of each group."""
-    groups = _groups(weight)
-    scales = _half(groups.abs().amax(dim=2) / 127)
-    values = groups.div(scales.where(scales > 0, 1).unsqueeze(2)).round_().clamp_(-127, 127)
-    return scales, values.to(torch.int8).flatten(1)[:, : weight.shape[1]]
+    """Scales [out_size, groups] (float16 values) and int8 values [out_size, in_size], by the
+    largest magnitude of each group of 32 inputs."""
+    scales, values = _empty_groups(weight), torch.empty(weight.shape, dtype=torch.int8)
+    _call("quantise_q8", _floats(weight), *weight.shape, scales, values)
+    return scales, values
 
 
 def quantise_q4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales and minima [out_size, groups] (float16 values) and uint8 values of 0 to 15.
+    """Scales and minima [out_size, groups] (float16 values) and uint8 values [out_size, in_size].
 
-    Of several ranges, each a little narrower than the group's, the one with the least squared
-    error: cutting off an extreme weight can pay for a finer step between the others.
+    Of several ranges and their fits, the one with the least squared error in each group of 32.
     """
-    groups = _groups(weight)
-    low, high = groups.amin(dim=2), groups.amax(dim=2)
-    best = [torch.empty_like(low), torch.empty_like(low), torch.empty_like(groups)]
-    least = torch.full_like(low, torch.inf)
-    for shrink in (0.0, 0.03, 0.06, 0.09, 0.12, 0.16, 0.2):
-        cut = (high - low) * (shrink / 2)
-        scales, minima = _half((high - low - 2 * cut) / 15), _half(low + cut)
-        step = scales.where(scales > 0, 1).unsqueeze(2)
-        values = groups.sub(minima.unsqueeze(2)).div_(step).round_().clamp_(0, 15)
-        error = (values * scales.unsqueeze(2) + minima.unsqueeze(2) - groups).square_().sum(dim=2)
-        better = error < least
-        least = error.where(better, least)
-        for kept, candidate in zip(best, (scales, minima, values), strict=True):
-            mask = better if kept.ndim == 2 else better.unsqueeze(2)
-            kept.copy_(candidate.where(mask, kept))
-    scales, minima, values = best
-    return scales, minima, values.to(torch.uint8).flatten(1)[:, : weight.shape[1]]
+    scales, minima = _empty_groups(weight), _empty_groups(weight)
+    values = torch.empty(weight.shape, dtype=torch.uint8)
+    _call("quantise_q4", _floats(weight), *weight.shape, scales, minima, values)
+    return scales, minima, values
 
 
-def _groups(weight: torch.Tensor) -> torch.Tensor:
-    """The weights as float32 [out_size, groups, 32]; the last group repeats its last input."""
-    wide = weight.float()
-    if missing := -wide.shape[1] % GROUP:
-        wide = torch.cat([wide, wide[:, -1:].expand(-1, missing)], dim=1)
-    return wide.view(wide.shape[0], -1, GROUP)
+def _empty_groups(weight: torch.Tensor) -> torch.Tensor:
+    return torch.empty(weight.shape[0], -(-weight.shape[1] // GROUP))
 
 
-def _half(values: torch.Tensor) -> torch.Tensor:
-    """Rounded to what float16 holds."""
-    return values.half().float()
+def _floats(values: torch.Tensor) -> torch.Tensor:
+    return values.float().contiguous()
 
 
-def _scale_dtype(scales: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """Scales in the narrowest dtype that holds them exactly, and whether that is float32."""
-    wide = scales.float()
-    narrow = wide.half()
-    return (narrow, False) if torch.equal(narrow.float(), wide) else (wide, True)
+def _fits_half(values: torch.Tensor) -> bool:
+    """Whether float16 holds the numbers exactly."""
+    return torch.equal(values.half().float(), values.float())
 
 
-def _pad(values: torch.Tensor, multiple: int, fill: int) -> torch.Tensor:
-    """Completes panels of outputs and blocks of inputs."""
-    rows, columns = values.shape
-    return functional.pad(values, (0, -columns % multiple, 0, -rows % PANEL), value=fill)
+def _call(name: str, *arguments: torch.Tensor | int) -> None:
+    """Calls a function of `pack.cpp`."""
+    function = getattr(library().handle, f"pagelet_cpu_{name}")
+    function.restype = None
+    function(*map(_as_c, arguments))
 
 
-def _group_bytes(scales: torch.Tensor, panels: int, blocks: int) -> torch.Tensor:
-    """One number a group and output as bytes [panels, blocks, group, output]."""
-    rows, groups = scales.shape
-    padded = functional.pad(scales, (0, blocks * 2 - groups, 0, panels * PANEL - rows))
-    lanes = padded.view(panels, PANEL, blocks, 2).permute(0, 2, 3, 1).contiguous()
-    return lanes.view(torch.uint8).view(panels, blocks, -1)
-
-
-def _aligned(data: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in memory that a step reads fast."""
-    flat = data.contiguous().view(torch.uint8).flatten()
-    return empty_bytes(flat.numel()).copy_(flat)
+def _as_c(argument: torch.Tensor | int) -> ctypes.c_void_p | ctypes.c_bool | ctypes.c_int64:
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_bool(argument) if isinstance(argument, bool) else ctypes.c_int64(argument)

@@ -226,3 +226,24 @@ def test_each_operation_takes_its_own_number_of_rows(tier: str) -> None:
         for out, rows in ((y, sizes[0]), (z, sizes[1])):
             assert torch.equal(out[:rows], linear(x[:rows], packed))
             assert (out[rows:] == 0).all()
+
+
+@given(st.integers(1, 40), st.integers(1, 140), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_floats_are_packed_as_they_are(out_size: int, in_size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out_size, in_size, generator=generator).bfloat16()
+    formats: list[LinearFormat] = ["f32", "bf16"]
+    for format in formats:
+        unpacked = packed_reference.unpack(pack_linear(weight, format))
+        assert torch.equal(unpacked, weight.double())
+
+
+def test_a_narrower_range_is_chosen_where_it_errs_less() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(200, 32, generator=generator)
+    scales, minima, values = quantise_q4(weight)
+    low, high = weight.aminmax(dim=1, keepdim=True)
+    step = (high - low) / 15
+    plain = ((weight - low) / step).round() * step + low
+    assert (values * scales + minima - weight).norm() < 0.97 * (plain - weight).norm()
