@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+Quantization = Literal["none", "int8", "int4"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -25,6 +26,9 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: DType = "auto"
     """Of weights and activations. auto: the checkpoint's, but bfloat16 only where the processor
     has instructions for it and float32 elsewhere on CPU."""
+    quantization: Quantization = "none"
+    """Of the weights of linear layers, on CPU: int8 with a scale for each 32 weights, int4 with a
+    scale and a minimum. Activations are rounded to int8 for the product."""
     max_model_len: PositiveInt | None = None
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
     load_format: Literal["auto", "dummy"] = "auto"

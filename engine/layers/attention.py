@@ -6,11 +6,14 @@ from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.linear import RowParallelLinear, qkv_parallel_linear
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weights
+from pagelet.engine.layers.recording import NUM_REQUESTS, Recorder
 from pagelet.engine.layers.rotary import Rotation
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention
+from pagelet.kernels.paged_attention.cpu import record_paged_attention
+from pagelet.kernels.rotary.cpu import record_rotary_kv_write
 
 
 class Attention:
@@ -80,6 +83,45 @@ class Attention:
             softcap=self.softcap,
         )
         return self.o_proj(out.reshape(hidden.shape[0], -1))
+
+    def record(
+        self, recorder: Recorder, x: torch.Tensor, cos_sin: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Appends the layer on x to `out`; `cos_sin` is `RotaryEmbedding.table`."""
+        qkv = recorder.buffer("qkv", self.qkv_proj.out_size)
+        heads = qkv.view(len(qkv), -1, self.head_dim)
+        attended = recorder.buffer("attended", self.num_heads * self.head_dim)
+        self.qkv_proj.record(recorder, x, qkv)
+        query = heads[:, : self.num_heads]
+        if self.qk_norms is not None:
+            key = heads[:, self.num_heads : self.num_heads + self.num_kv_heads]
+            for norm, part in zip(self.qk_norms, (query, key), strict=True):
+                norm.record(recorder, part, part)
+        binding = recorder.kv[self.layer]
+        group = recorder.groups[binding.group]
+        record_rotary_kv_write(
+            recorder.program,
+            heads,
+            recorder.positions,
+            cos_sin,
+            binding.cache,
+            group.slot_mapping,
+            num_heads=self.num_heads,
+        )
+        record_paged_attention(
+            recorder.program,
+            query,
+            binding.cache,
+            recorder.query_start_loc,
+            recorder.seq_lens,
+            group.block_table,
+            attended.view(len(qkv), self.num_heads, self.head_dim),
+            scale=self.scale,
+            sliding_window=self.window,
+            softcap=self.softcap,
+            requests=NUM_REQUESTS,
+        )
+        self.o_proj.record(recorder, attended, out)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.qkv_proj.weights(prefix)

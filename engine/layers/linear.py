@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from pagelet.engine.layers.context import TensorParallel
 from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.kernels.linear import linear
+from pagelet.kernels.linear.cpu import record_linear
+from pagelet.kernels.linear.packed import pack_linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,17 @@ class ColumnParallelLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
 
+    @property
+    def out_size(self) -> int:
+        """Of this rank, all projections together."""
+        return sum(p.local_size for p in self.projections)
+
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Appends the product, with the weight packed in place of the one that it had."""
+        packed = pack_linear(self.weight, recorder.linear_format)
+        self.weight = self.weight.new_empty(0, 0)
+        record_linear(recorder.program, x, packed, out, self.bias)
+
     def weights(self, prefix: str) -> Weights:
         row = 0
         for p in self.projections:
@@ -79,6 +94,14 @@ class RowParallelLinear:
         bias = self.bias if self.tp.rank == 0 else None
         return self.tp.all_reduce(linear(x, self.weight, bias))
 
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
+        """As `ColumnParallelLinear.record`, and the sum over the ranks."""
+        packed = pack_linear(self.weight, recorder.linear_format)
+        self.weight = self.weight.new_empty(0, 0)
+        record_linear(recorder.program, x, packed, out, self.bias if self.tp.rank == 0 else None)
+        if self.tp.size > 1:
+            recorder.call(lambda num_tokens: all_reduce_rows(self.tp, out, num_tokens))
+
     def weights(self, prefix: str) -> Weights:
         out_size, local_in = self.weight.shape
         yield Weight(
@@ -88,6 +111,14 @@ class RowParallelLinear:
         )
         if self.bias is not None:
             yield Weight(f"{prefix}.bias", (out_size,), load_into(self.bias))
+
+
+def all_reduce_rows(tp: TensorParallel, buffer: torch.Tensor, num_tokens: int) -> None:
+    """Sums the first rows of every rank's buffer, in place."""
+    rows = buffer[:num_tokens]
+    summed = tp.all_reduce(rows)
+    if summed is not rows:
+        rows.copy_(summed)
 
 
 def qkv_parallel_linear(

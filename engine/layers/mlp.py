@@ -6,7 +6,9 @@ import torch
 
 from pagelet.engine.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from pagelet.engine.layers.placement import Placement, Weights
+from pagelet.engine.layers.recording import Recorder
 from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from pagelet.kernels.gated_activation.cpu import record_gated_activation
 
 
 class GatedMLP:
@@ -29,11 +31,23 @@ class GatedMLP:
             False,
             placement,
         )
+        self.hidden_act = hidden_act
         self.activation = {"silu": silu_and_mul, "gelu_tanh": gelu_and_mul}[hidden_act]
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, False, placement)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Appends the layer on x to `out`."""
+        size = self.gate_up_proj.out_size
+        gate_up = recorder.buffer("gate_up", size)
+        gated = recorder.buffer("gated", size // 2)
+        self.gate_up_proj.record(recorder, x, gate_up)
+        record_gated_activation(
+            recorder.program, gate_up, gated, gelu_tanh=self.hidden_act == "gelu_tanh"
+        )
+        self.down_proj.record(recorder, gated, out)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.gate_up_proj.weights(prefix)

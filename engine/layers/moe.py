@@ -6,6 +6,7 @@ import torch
 
 from pagelet.engine.layers.linear import ReplicatedLinear
 from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.model_config import MoEConfig
 from pagelet.kernels.moe import moe
 
@@ -44,6 +45,14 @@ class SparseMoE:
             self.config.norm_topk_prob,
         )
         return self.tp.all_reduce(out)
+
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Appends the layer on x to `out`, computed by torch."""
+
+        def run(num_tokens: int) -> None:
+            out[:num_tokens] = self(x[:num_tokens])
+
+        recorder.call(run)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.router.weights(f"{prefix}.gate")

@@ -36,6 +36,11 @@ class RotaryEmbedding:
         self.rope.inverse = self.rope.inverse.to(placement.device)
         self.dtype = accumulation_dtype(placement.dtype)
 
+    def table(self, max_positions: int) -> torch.Tensor:
+        """Cosines and sines of all positions, float32 [max_positions, 2, head_dim / 2]."""
+        rotation = self(torch.arange(max_positions))
+        return torch.stack((rotation.cos, rotation.sin), dim=1).float().contiguous()
+
     def __call__(self, positions: torch.Tensor) -> Rotation:
         frequencies = self.rope.frequencies(positions)
         angles = positions.to(torch.float32).unsqueeze(1) * frequencies

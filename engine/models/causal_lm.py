@@ -11,8 +11,10 @@ from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weight, Weights
+from pagelet.engine.layers.recording import Recorder, ResidualStream
 from pagelet.engine.layers.rotary import RotaryEmbedding, Rotation
 from pagelet.engine.model_config import ModelConfig
+from pagelet.kernels.linear.packed import LinearFormat
 from pagelet.kernels.precision import accumulation_dtype
 
 
@@ -27,6 +29,8 @@ class DecoderLayer(Protocol):
         rotation: Rotation,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def record(self, recorder: Recorder, stream: ResidualStream, cos_sin: torch.Tensor) -> None: ...
 
     def weights(self, prefix: str) -> Weights: ...
 
@@ -63,8 +67,7 @@ class CausalLM(abc.ABC):
         [num_tokens, hidden_size]; writes the tokens' keys and values to the cache."""
         hidden = self.embed_tokens(input_ids)
         if self.config.embedding_scale is not None:
-            # Rounded to the weights' type first, as in training.
-            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item()
+            hidden = hidden * self._embedding_scale()
         rotation = self.rope(positions)
         local_rotation = rotation if self.local_rope is None else self.local_rope(positions)
         residual = None
@@ -74,6 +77,29 @@ class CausalLM(abc.ABC):
                 hidden, residual, local_rotation if sliding else rotation, ctx
             )
         return self.norm.add(hidden, residual)[0]
+
+    def _embedding_scale(self) -> float:
+        """Rounded to the weights' type, as in training."""
+        scale = torch.tensor(self.config.embedding_scale or 1.0, dtype=self.placement.dtype)
+        return float(scale)
+
+    def record(self, recorder: Recorder, head_format: LinearFormat) -> torch.Tensor:
+        """Records the forward pass over the CPU library's operations, and returns the buffer
+        [max_tokens, hidden_size] that will hold the final hidden states.
+
+        The weights of linear layers are packed and let go of: `forward` cannot be called any more.
+        """
+        stream = recorder.stream(self.config.hidden_size)
+        tables = [
+            rope.table(recorder.max_model_len) for rope in (self.rope, self.local_rope or self.rope)
+        ]
+        self.embed_tokens.record(recorder, stream.residual, self._embedding_scale())
+        for layer, decoder_layer in enumerate(self.layers):
+            sliding = layer in self.config.sliding_layers
+            decoder_layer.record(recorder, stream, tables[sliding])
+        self.norm.record_add(recorder, stream)
+        self.lm_head.pack(head_format)
+        return stream.normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], complete

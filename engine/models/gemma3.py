@@ -8,6 +8,7 @@ from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.mlp import GatedMLP
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weights
+from pagelet.engine.layers.recording import Recorder, ResidualStream
 from pagelet.engine.layers.rotary import Rotation
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
@@ -36,6 +37,14 @@ class SandwichNormLayer:
         hidden = self.post_attention_norm(self.attention(hidden, rotation, ctx))
         hidden, residual = self.pre_mlp_norm.add(hidden, residual)
         return self.post_mlp_norm(self.mlp(hidden)), residual
+
+    def record(self, recorder: Recorder, stream: ResidualStream, cos_sin: torch.Tensor) -> None:
+        self.input_norm.record_add(recorder, stream)
+        self.attention.record(recorder, stream.normed, cos_sin, stream.hidden)
+        self.post_attention_norm.record(recorder, stream.hidden, stream.hidden)
+        self.pre_mlp_norm.record_add(recorder, stream)
+        self.mlp.record(recorder, stream.normed, stream.hidden)
+        self.post_mlp_norm.record(recorder, stream.hidden, stream.hidden)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.attention.weights(f"{prefix}.self_attn")

@@ -10,6 +10,7 @@ from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.mlp import GatedMLP
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weights
+from pagelet.engine.layers.recording import Recorder, ResidualStream
 from pagelet.engine.layers.rotary import Rotation
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
@@ -19,6 +20,8 @@ class FeedForward(Protocol):
     """The second half of a layer: a gated MLP or a mixture of experts."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None: ...
 
     def weights(self, prefix: str) -> Weights: ...
 
@@ -52,6 +55,12 @@ class PreNormLayer:
         hidden = self.attention(hidden, rotation, ctx)
         hidden, residual = self.post_attention_norm.add(hidden, residual)
         return self.mlp(hidden), residual
+
+    def record(self, recorder: Recorder, stream: ResidualStream, cos_sin: torch.Tensor) -> None:
+        self.input_norm.record_add(recorder, stream)
+        self.attention.record(recorder, stream.normed, cos_sin, stream.hidden)
+        self.post_attention_norm.record_add(recorder, stream)
+        self.mlp.record(recorder, stream.normed, stream.hidden)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.attention.weights(f"{prefix}.self_attn")

@@ -8,11 +8,18 @@ import torch
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import KVLayout
-from pagelet.engine.layers.context import SINGLE, ForwardContext, KVBinding, TensorParallel
+from pagelet.engine.layers.context import (
+    SINGLE,
+    AttentionMetadata,
+    ForwardContext,
+    KVBinding,
+    TensorParallel,
+)
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
+from pagelet.engine.runner.cpu_forward import CpuForward, why_not_recorded
 from pagelet.engine.runner.device import choose_device, choose_dtype
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.memory import (
@@ -26,6 +33,9 @@ from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
 from pagelet.protocol.config import EngineOptions
+
+Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
+"""Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
 
 _BROKEN = "the model's logits for this request are not finite numbers"
 
@@ -73,8 +83,32 @@ class ModelRunner:
         self._kv = _make_kv_cache(
             self.layout, config.num_layers, self.num_blocks, page_shape, self.dtype, self.device
         )
+        self._forward = self._choose_forward(options, config, block_size, max_model_len)
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
+        )
+
+    def _choose_forward(
+        self, options: EngineOptions, config: ModelConfig, block_size: int, max_model_len: int
+    ) -> Forward:
+        quantization = options.model.quantization
+        reason = why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
+        if reason is None:
+            return CpuForward(
+                self._model,
+                self._kv,
+                quantization,
+                max_tokens=options.scheduler.max_num_batched_tokens,
+                max_requests=options.scheduler.max_num_seqs,
+                max_model_len=max_model_len,
+            )
+        if quantization != "none":
+            raise ConfigurationError(
+                f"--quantization {quantization} needs the CPU library, which cannot run this model "
+                f"here: {reason}. Leave --quantization out"
+            )
+        return lambda input_ids, positions, attention: self._model.forward(
+            input_ids, positions, ForwardContext(attention, self._kv)
         )
 
     @torch.inference_mode()
@@ -82,8 +116,7 @@ class ModelRunner:
         """Runs one step and returns what it brought, in the plan's order."""
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
-        context = ForwardContext(inputs.attention, self._kv)
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
         sampling = np.flatnonzero(inputs.samples)
         sampled = self._sample(hidden, inputs, sampling) if len(sampling) else None

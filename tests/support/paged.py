@@ -7,7 +7,7 @@ not own shows in its logits.
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,8 @@ from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.layers.context import AttentionMetadata, ForwardContext, KVBinding
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.runner.cpu_forward import CpuForward
+from pagelet.protocol.config import Quantization
 
 
 @dataclasses.dataclass
@@ -127,12 +129,33 @@ def random_plan(harness: PagedHarness, rng: random.Random) -> list[tuple[int, in
     ]
 
 
-def logits_of_all(model: CausalLM, harness: PagedHarness, rng: random.Random) -> list[torch.Tensor]:
+Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
+
+
+def recorded_forward(
+    model: CausalLM, harness: PagedHarness, quantization: Quantization = "none"
+) -> Forward:
+    """The model on the CPU library, over the harness's cache."""
+    forward = CpuForward(
+        model,
+        harness.bindings,
+        quantization,
+        max_tokens=64,
+        max_requests=len(harness.sequences),
+        max_model_len=128,
+    )
+    return lambda ids, positions, ctx: forward(ids, positions, list(ctx.attention))
+
+
+def logits_of_all(
+    model: CausalLM, harness: PagedHarness, rng: random.Random, forward: Forward | None = None
+) -> list[torch.Tensor]:
     """Computes all sequences in random steps; the logits of every token of each."""
+    forward = forward or model.forward
     rows: list[list[torch.Tensor]] = [[] for _ in harness.sequences]
     while any(harness.remaining(i) for i in range(len(rows))):
         plan = random_plan(harness, rng)
-        logits = model.compute_logits(model.forward(*harness.prepare(plan)))
+        logits = model.compute_logits(forward(*harness.prepare(plan)))
         for (index, _), part in zip(plan, logits.split([count for _, count in plan]), strict=True):
             rows[index].append(part)
     return [torch.cat(parts) for parts in rows]

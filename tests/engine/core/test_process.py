@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pagelet.engine.core.core import EngineCore
-from pagelet.engine.core.heartbeat import HeartbeatWriter
+from pagelet.engine.core.heartbeat import HeartbeatReader, HeartbeatWriter
 from pagelet.engine.core.process import CoreServer
 from pagelet.engine.frames import recv_frame, send_frame
 from pagelet.engine.runner.simulated import SimulatedExecutor
@@ -41,6 +41,7 @@ class Running:
         self._listener = listener
         ready = EngineCoreReady(1, 0, 10, 16, 4096, 0, {})
         heartbeat = HeartbeatWriter(f"{folder}/beat")
+        self.heartbeat = HeartbeatReader(f"{folder}/beat")
         self.server = CoreServer(self.core, ready, listener, heartbeat, None)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -109,6 +110,13 @@ def test_outputs_come_in_order_and_the_request_ends(running: Running) -> None:
         assert tokens == 50
 
 
+def read_until_it_waits(running: Running, client: socket.socket) -> None:
+    """Reads without acknowledging anything."""
+    client.settimeout(1.5)
+    with pytest.raises(TimeoutError):
+        read_until_it_ends(client, [])
+
+
 def test_core_does_not_run_ahead_of_its_client(running: Running) -> None:
     with running.connect() as client:
         send_frame(client, request(0, 2000))
@@ -120,6 +128,19 @@ def test_core_does_not_run_ahead_of_its_client(running: Running) -> None:
         client.settimeout(20)
         send_frame(client, Acknowledge(4))
         assert next_tokens(client).outputs, "it goes on when the client has caught up"
+
+
+def test_a_core_that_waits_for_its_client_does_not_look_hung(running: Running) -> None:
+    with running.connect() as client:
+        send_frame(client, request(0, 2000))
+        read_until_it_waits(running, client)
+        first = running.heartbeat.read()
+        assert first is not None and first.has_work
+        deadline = time.monotonic() + 20
+        while (beat := running.heartbeat.read()) is None or beat.step_began == first.step_began:
+            assert time.monotonic() < deadline, "the beat stood still"
+            time.sleep(0.01)
+        assert beat.step == first.step, "it waited all the while"
 
 
 def test_new_client_takes_the_place_of_the_old_one(running: Running) -> None:

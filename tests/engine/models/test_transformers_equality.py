@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from pagelet.engine.models.registry import MODELS, build_model
 from pagelet.engine.weights.hf_config import model_config_from_hf
-from support.paged import PagedHarness, logits_of_all
+from support.paged import PagedHarness, logits_of_all, recorded_forward
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,
@@ -140,19 +140,22 @@ def make_checkpoint(case: str, folder: Path) -> Any:
     return model
 
 
+@pytest.mark.parametrize("path", ["torch", "cpu_library"])
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(case: str, path: str, tmp_path: Path) -> None:
     oracle = make_checkpoint(case, tmp_path)
     config = model_config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     model = build_model(config, torch.float32, "cpu")
     model.load_weights(load_file(tmp_path / "model.safetensors").items())
 
     rng = random.Random(case)
-    harness = PagedHarness(config, torch.float32, rng)
+    recorded = path == "cpu_library"
+    harness = PagedHarness(config, torch.float32, rng, block_size=16 if recorded else 4)
     for length in (1, 33, 50, 24):
         harness.add([rng.randrange(config.vocab_size) for _ in range(length)])
-    computed = logits_of_all(model, harness, rng)
+    forward = recorded_forward(model, harness) if recorded else None
+    computed = logits_of_all(model, harness, rng, forward)
     for sequence, logits in zip(harness.sequences, computed, strict=True):
         expected = oracle(torch.tensor([sequence.tokens])).logits[0]
         assert expected.std() > 0.5, "a flat model would hide faults"

@@ -1,0 +1,136 @@
+"""A model's forward pass as recorded programs of the CPU library.
+
+Every layer has, beside its call on tensors, a `record` that appends the same computation to a
+`Recorder`, over buffers that all steps reuse. A step is then one call per program: hundreds of
+operations without Python between them, what CUDA graphs are on a GPU. Where the library has no
+operation (experts, collectives) a Python function stands between two programs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pagelet.engine.layers.context import AttentionMetadata, KVBinding
+from pagelet.kernels.cpu.memory import empty_bytes
+from pagelet.kernels.cpu.program import Program
+from pagelet.kernels.linear.packed import LinearFormat
+
+NUM_TOKENS, NUM_REQUESTS = 0, 1
+"""The sizes that a replay gives, by their index."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedGroup:
+    """The buffers of one KV group's metadata."""
+
+    slot_mapping: torch.Tensor  # [max_tokens] int64
+    block_table: torch.Tensor  # [max_requests, max_blocks] int32
+
+
+@dataclasses.dataclass
+class ResidualStream:
+    """The buffers between layers [max_tokens, hidden_size]."""
+
+    residual: torch.Tensor
+    hidden: torch.Tensor
+    """The output of the last half layer, which the next norm adds to the residual."""
+    normed: torch.Tensor
+    """What that norm gives: the input of the next half layer."""
+    pending: bool = False
+    """Whether `hidden` holds something to be added; not before the first layer."""
+
+
+class Recorder:
+    """Buffers and programs of one rank's forward pass."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        linear_format: LinearFormat,
+        max_tokens: int,
+        max_requests: int,
+        max_model_len: int,
+        kv: Sequence[KVBinding],
+    ) -> None:
+        """`linear_format` is that of the weights of linear layers; `kv` is where each layer's keys
+        and values live."""
+        self.dtype = dtype
+        self.linear_format = linear_format
+        self.max_tokens = max_tokens
+        self.max_model_len = max_model_len
+        self.kv = kv
+        self.input_ids = torch.zeros(max_tokens, dtype=torch.int64)
+        self.positions = torch.zeros(max_tokens, dtype=torch.int64)
+        self.query_start_loc = torch.zeros(max_requests + 1, dtype=torch.int32)
+        self.seq_lens = torch.zeros(max_requests, dtype=torch.int32)
+        block_size = kv[0].cache.shape[3]
+        max_blocks = -(-max_model_len // block_size)
+        self.groups = [
+            RecordedGroup(
+                torch.zeros(max_tokens, dtype=torch.int64),
+                torch.zeros(max_requests, max_blocks, dtype=torch.int32),
+            )
+            for _ in range(1 + max(binding.group for binding in kv))
+        ]
+        self._steps: list[Program | Callable[[int], None]] = []
+        self._shared: dict[tuple[str, int], torch.Tensor] = {}
+
+    @property
+    def program(self) -> Program:
+        """The program that operations are appended to."""
+        if not self._steps or not isinstance(self._steps[-1], Program):
+            self._steps.append(Program())
+        last = self._steps[-1]
+        assert isinstance(last, Program)
+        return last
+
+    def stream(self, hidden_size: int) -> ResidualStream:
+        """The residual stream; the embedding is to be written to its `residual`."""
+        return ResidualStream(
+            self.buffer("residual", hidden_size),
+            self.buffer("hidden", hidden_size),
+            self.buffer("normed", hidden_size),
+        )
+
+    def call(self, function: Callable[[int], None]) -> None:
+        """Appends a Python function, which gets the number of tokens and works on the first rows
+        of buffers."""
+        self._steps.append(function)
+
+    def buffer(self, name: str, size: int) -> torch.Tensor:
+        """[max_tokens, size] in the model's dtype; layers that ask for the same name and size
+        share it, as they run one after another."""
+        key = name, size
+        if key not in self._shared:
+            data = empty_bytes(self.max_tokens * size * self.dtype.itemsize)
+            self._shared[key] = data.view(self.dtype).view(self.max_tokens, size)
+        return self._shared[key]
+
+    def load(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Sequence[AttentionMetadata],
+    ) -> None:
+        """Puts a step's inputs into the buffers."""
+        num_tokens = len(input_ids)
+        self.input_ids[:num_tokens] = input_ids
+        self.positions[:num_tokens] = positions
+        first = attention[0]
+        num_requests = len(first.seq_lens_cpu)
+        self.query_start_loc[: num_requests + 1] = first.query_start_loc
+        self.seq_lens[:num_requests] = first.seq_lens
+        for group, meta in zip(self.groups, attention, strict=True):
+            group.slot_mapping[:num_tokens] = meta.slot_mapping
+            blocks = meta.block_table.shape[1]
+            group.block_table[:num_requests, :blocks] = meta.block_table
+
+    def replay(self, num_tokens: int, num_requests: int) -> None:
+        """Runs what was recorded on the loaded inputs."""
+        for step in self._steps:
+            if isinstance(step, Program):
+                step.run(num_tokens, num_requests)
+            else:
+                step(num_tokens)
