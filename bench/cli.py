@@ -13,6 +13,7 @@ from pagelet.bench import engine_core, http_streams, start_up
 from pagelet.bench.compare import command as compare_command
 from pagelet.bench.figures import Figure, machine, render
 from pagelet.bench.load import command as load_command
+from pagelet.bench.offline import command as offline_command
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.server import ServerFailed
 
@@ -33,6 +34,7 @@ def bench() -> None:
 
 
 app.command("serve")(load_command.serve)
+app.command("engine")(offline_command.engine)
 app.command("compare")(compare_command.compare)
 
 

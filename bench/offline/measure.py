@@ -1,0 +1,198 @@
+"""Prefill and decode of an engine in this process, each alone."""
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from pagelet.bench.offline.limits import MachineLimits
+from pagelet.bench.offline.model_cost import ModelCost
+from pagelet.bench.progress import Progress
+from pagelet.engine.core.build import build_core
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.runner.device import choose_device, choose_dtype
+from pagelet.engine.source import resolve_model
+from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.sampling import SamplingParams
+
+_BLOCK_SIZE: Final = 16
+_WARM_UP_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of what is measured, in tokens."""
+
+    batches: Sequence[int] = (1, 4, 16)
+    prompt_len: int = 256
+    decode_steps: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1 or self.prompt_len < 2:
+            raise ValueError("batches of at least one request, with prompts of at least two tokens")
+
+    @property
+    def max_model_len(self) -> int:
+        """Of a request, with room for the steps that are not measured."""
+        return self.prompt_len + self.decode_steps + 2 * _WARM_UP_STEPS + 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One phase at one batch size."""
+
+    phase: str
+    batch: int
+    tokens_per_second: float
+    step_ms: float | None
+    """Of a decode step; None for prefill, which may take several."""
+    flops: float
+    """A second."""
+    gemm_share: float | None
+    """Of the machine's rate for this type of weights."""
+    read_bytes: float | None = None
+    """A second, of weights and KV cache; None for prefill, which is bound by arithmetic."""
+    read_share: float | None = None
+
+
+def engine_options(
+    model: ModelOptions, sizes: Sizes, scheduler: SchedulerOptions | None = None
+) -> EngineOptions:
+    """An engine whose KV cache holds the largest batch, without prefix caching, since prompts are
+    to be computed."""
+    blocks = max(sizes.batches) * (-(-sizes.max_model_len // _BLOCK_SIZE) + 1) + 1
+    model.max_model_len = sizes.max_model_len
+    return EngineOptions(
+        model=model,
+        cache=CacheOptions(
+            block_size=_BLOCK_SIZE, num_blocks=2 * blocks, enable_prefix_caching=False
+        ),
+        scheduler=scheduler or SchedulerOptions(max_num_seqs=max(sizes.batches)),
+    )
+
+
+def model_cost(options: EngineOptions) -> tuple[ModelCost, torch.device]:
+    """The cost of the model in the type that the engine chooses for it, and its device."""
+    config = load_model_config(resolve_model(options))
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.model, config.checkpoint_dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    quantization = options.model.quantization
+    kind = name if quantization == "none" else quantization
+    return ModelCost(config, kind, 8 * dtype.itemsize), device
+
+
+def measure(
+    options: EngineOptions,
+    sizes: Sizes,
+    cost: ModelCost,
+    limits: MachineLimits,
+    progress: Progress,
+) -> Iterator[Measured]:
+    """Loads the model, warms up, and yields prefill and decode of each batch size.
+
+    Raises `ConfigurationError` if the model cannot be loaded so.
+    """
+    gemm = limits.gemm(cost.kind)
+    with contextlib.closing(build_core(options, progress)) as core:
+        source = _Requests(core, cost.config.vocab_size)
+        progress("warming up")
+        source.prefill(max(sizes.batches), sizes.prompt_len, 2)
+        for batch in sizes.batches:
+            progress(f"prefill of {batch} x {sizes.prompt_len} tokens")
+            seconds = source.prefill(batch, sizes.prompt_len, 1)
+            flops = cost.prefill_flops(batch, sizes.prompt_len) / seconds
+            yield Measured(
+                "prefill",
+                batch,
+                batch * sizes.prompt_len / seconds,
+                None,
+                flops,
+                gemm and flops / gemm,
+            )
+            progress(f"decode of {batch}")
+            seconds = source.decode(batch, sizes.prompt_len, sizes.decode_steps)
+            context = sizes.prompt_len + _WARM_UP_STEPS + sizes.decode_steps // 2
+            flops = cost.decode_flops(batch, context) / seconds
+            read = cost.decode_bytes(batch, context) / seconds
+            yield Measured(
+                "decode",
+                batch,
+                batch / seconds,
+                seconds * 1e3,
+                flops,
+                gemm and flops / gemm,
+                read,
+                read / limits.read_bytes,
+            )
+
+
+class _Requests:
+    """Requests of random tokens for an engine core, and the time that their steps take."""
+
+    def __init__(self, core: EngineCore, vocab_size: int) -> None:
+        self._core = core
+        self._vocab_size = vocab_size
+        self._ids = itertools.count()
+        self._random = random.Random(0)
+
+    def prefill(self, batch: int, prompt_len: int, max_tokens: int) -> float:
+        """Seconds until all requests have ended."""
+        self._add(batch, prompt_len, max_tokens)
+        with _quiet():
+            begin = time.perf_counter()
+            while self._core.has_work:
+                self._core.step()
+            return time.perf_counter() - begin
+
+    def decode(self, batch: int, prompt_len: int, num_steps: int) -> float:
+        """Seconds a step, on average over `num_steps`, in which every request gets a token."""
+        self._add(batch, prompt_len, num_steps + 2 * _WARM_UP_STEPS + 2)
+        started: set[int] = set()
+        while len(started) < batch:
+            started.update(output.request_id for output in self._core.step().outputs)
+        for _ in range(_WARM_UP_STEPS):
+            self._core.step()
+        with _quiet():
+            begin = time.perf_counter()
+            tokens = 0
+            for _ in range(num_steps):
+                tokens += sum(len(out.new_token_ids) for out in self._core.step().outputs)
+            seconds = time.perf_counter() - begin
+        self._core.abort_all()
+        while self._core.has_work:
+            self._core.step()
+        return seconds * batch / tokens
+
+    def _add(self, batch: int, prompt_len: int, max_tokens: int) -> None:
+        for _ in range(batch):
+            prompt = self._random.choices(range(self._vocab_size), k=prompt_len)
+            request_id = next(self._ids)
+            self._core.add(
+                EngineCoreRequest(
+                    request_id=request_id,
+                    external_id=str(request_id),
+                    prompt_token_ids=prompt,
+                    params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+                    arrival_time=time.monotonic(),
+                )
+            )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without collections of garbage, as in the engine core's process."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
