@@ -14,6 +14,7 @@ from pagelet.protocol.config import (
     KVEventsOptions,
     ModelOptions,
     ParallelOptions,
+    Quantization,
     SchedulerOptions,
     SimulatedRunnerOptions,
 )
@@ -165,6 +166,13 @@ def serve(
     load_format: Annotated[
         Literal["auto", "dummy"], typer.Option(help="dummy: random weights, for speed tests.")
     ] = "auto",
+    quantization: Annotated[
+        Quantization,
+        typer.Option(
+            help="Of the weights of linear layers, on CPU: int8 or int4, with scales of their own "
+            "for each 32 weights."
+        ),
+    ] = "none",
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -272,6 +280,7 @@ def serve(
             chat_template=None if chat_template is None else str(chat_template),
             served_model_names=served_model_name or [],
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             load_format=load_format,
         ),
