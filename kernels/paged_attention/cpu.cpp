@@ -234,35 +234,57 @@ class Attention {
             args_.head_dim};
   }
 
-  // The panel of a context that holds the token; keys and values begin at the same offset.
-  int64_t panel_offset(const Unit& unit, const Share& share, int64_t token) const {
-    const int64_t block =
-        args_.block_table[unit.request * args_.block_table_stride + token / args_.block_size];
-    return ((block * args_.num_kv_heads + share.kv_head) * args_.block_size +
-            token % args_.block_size) *
-           args_.head_dim;
-  }
+  // Goes through the panels of a request's context. Keys and values begin at the same offset.
+  class PanelOffsets {
+   public:
+    PanelOffsets(const PagedAttentionArgs& args, int request, int kv_head, int64_t token)
+        : block_(args.block_table + request * args.block_table_stride + token / args.block_size),
+          token_(token % args.block_size),
+          block_size_(args.block_size),
+          head_dim_(args.head_dim),
+          head_(kv_head * page()),
+          heads_(args.num_kv_heads * page()) {}
+
+    int64_t operator*() const { return *block_ * heads_ + head_ + token_ * head_dim_; }
+    void operator++() {
+      token_ += kPanelTokens;
+      if (token_ == block_size_) {
+        token_ = 0;
+        ++block_;
+      }
+    }
+
+   private:
+    int64_t page() const { return block_size_ * head_dim_; }
+
+    const int32_t* block_;
+    int64_t token_, block_size_, head_dim_;
+    int64_t head_, heads_;  // elements before this head's page and in all heads' pages of a block
+  };
 
   TilePanels<Cache> find_panels(const Unit& unit, const Share& share, int64_t tile,
                                 Seen seen) const {
     const auto* const keys = static_cast<const Cache*>(args_.k_cache);
     const auto* const values = static_cast<const Cache*>(args_.v_cache);
-    const int64_t start = tile * kTileTokens;
     TilePanels<Cache> panels;
     panels.first = seen.begin / kPanelTokens;
     panels.end = static_cast<int>(ceil_div(seen.end, kPanelTokens));
     const int count = panels.end - panels.first;
+    int64_t token = tile * kTileTokens + panels.first * kPanelTokens;
+    PanelOffsets offset(args_, unit.request, share.kv_head, token);
     const Cache** next = panels.in_order;
-    for (int panel = panels.first; panel < panels.end; ++panel, ++next) {
-      const int64_t offset = panel_offset(unit, share, start + panel * kPanelTokens);
-      next[0] = keys + offset;
-      next[count] = values + offset;
+    for (int i = 0; i < count; ++i, ++next, ++offset, token += kPanelTokens) {
+      next[0] = keys + *offset;
+      next[count] = values + *offset;
     }
     next += count;
     const int64_t context = unit.position + unit.tokens;
-    for (int i = 0; i < kPanelsAhead; ++i) {
-      const int64_t token = start + kTileTokens + i * kPanelTokens;
-      next[i] = token < context ? keys + panel_offset(unit, share, token) : next[-1];
+    for (int i = 0; i < kPanelsAhead; ++i, ++next, token += kPanelTokens) {
+      next[0] = next[-1];
+      if (token < context) {
+        next[0] = keys + *offset;
+        ++offset;
+      }
     }
     return panels;
   }

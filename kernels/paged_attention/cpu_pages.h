@@ -35,8 +35,9 @@ inline void store_token(const T* key, const T* value, int token, int head_dim, C
                         Cache* value_page) {
   for (int d = 0; d < head_dim; ++d) {
     assign(key_page[key_offset(key_page, token, d, head_dim)], key[d]);
-    assign(value_page[int64_t{token} * head_dim + d], value[d]);
   }
+  Cache* const stored = value_page + int64_t{token} * head_dim;
+  for (int d = 0; d < head_dim; ++d) assign(stored[d], value[d]);
 }
 
 }  // namespace PAGELET_TIER

@@ -36,13 +36,8 @@ void run(const RotaryArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
     const T* value = key + int64_t{args.num_kv_heads} * dim;
     for (int head = 0; head < args.num_kv_heads; ++head) {
       const int64_t start = (block * args.num_kv_heads + head) * page;
-      T* key_page = static_cast<T*>(args.k_cache) + start;
-      for (int d = 0; d < dim; ++d) {
-        key_page[key_offset(key_page, token, d, dim)] = key[int64_t{head} * dim + d];
-      }
-      T* value_page = static_cast<T*>(args.v_cache) + start;
-      __builtin_memcpy(value_page + int64_t{token} * dim, value + int64_t{head} * dim,
-                       dim * sizeof(T));
+      store_token(key + int64_t{head} * dim, value + int64_t{head} * dim, token, dim,
+                  static_cast<T*>(args.k_cache) + start, static_cast<T*>(args.v_cache) + start);
     }
   });
 }
