@@ -5,19 +5,16 @@ forward pass is simulated. At zero step time the engine is ahead of the HTTP ser
 joins tokens into fewer events; with steps of some milliseconds each token is an event of its own.
 """
 
-import asyncio
-import dataclasses
-import json
-import socket
-import time
-from typing import cast
-
 import uvloop
 
 from pagelet.bench.figures import Figure, percentile
+from pagelet.bench.load.datasets import Lengths, random_prompts
+from pagelet.bench.load.http_client import HttpClient
+from pagelet.bench.load.openai_api import RequestOptions
+from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.vocabulary import TokenIds
 from pagelet.bench.progress import Progress
-from pagelet.bench.server import HOST, running_server
-from pagelet.bench.sse import BadStream, StreamCounter
+from pagelet.bench.server import running_server
 
 NAME = "bench"
 TARGET_TOKENS_PER_SECOND = 10_000
@@ -25,108 +22,31 @@ _STEP_SECONDS = 0.005
 """At 128 streams 25,600 tokens a second, if the host keeps up."""
 _WARM_UP_TOKENS = 32
 _START_SECONDS = 120.0
-_STREAMS_SECONDS = 120.0
+_STREAM_SECONDS = 120.0
+_TOKEN_IDS = TokenIds(range(1000, 40_000))
 
 
-@dataclasses.dataclass(frozen=True)
-class StreamResult:
-    """One stream that ended well; times are `time.perf_counter()` seconds."""
-
-    sent: float
-    first_event: float
-    end: float
-    num_events: int
-    num_tokens: int
-
-
-class StreamClient(asyncio.Protocol):
-    """One connection with one streaming request on it."""
-
-    def __init__(self, request: bytes, num_tokens: int) -> None:
-        self.result: asyncio.Future[StreamResult] = asyncio.get_running_loop().create_future()
-        self._request = request
-        self._num_tokens = num_tokens
-        self._counter = StreamCounter()
-        self._sent = self._first_event = 0.0
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._sent = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self._counter.feed(data) and not self._first_event:
-                self._first_event = time.perf_counter()
-            if self._counter.finished:
-                self._finish()
-        except ValueError as error:
-            self._fail(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.result.done():
-            self._fail(exc or BadStream("the server closed the connection before the end"))
-
-    def _finish(self) -> None:
-        num_tokens = self._counter.usage().get("completion_tokens")
-        if num_tokens != self._num_tokens:
-            raise BadStream(f"{num_tokens} tokens instead of {self._num_tokens}")
-        end = time.perf_counter()
-        self.result.set_result(
-            StreamResult(
-                self._sent, self._first_event, end, self._counter.num_events, self._num_tokens
-            )
-        )
-        self._close()
-
-    def _fail(self, error: Exception) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
-        self._close()
-
-    def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-def completion_request(prompt_token_ids: list[int], num_tokens: int) -> bytes:
-    """The bytes of a streaming `/v1/completions` request for exactly `num_tokens` tokens."""
-    body = json.dumps(
-        {
-            "model": NAME,
-            "prompt": prompt_token_ids,
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+class BadStream(RuntimeError):
+    """A stream did not bring all that was asked for."""
 
 
 async def stream_all(
-    port: int, num_streams: int, prompt_tokens: int, num_tokens: int
-) -> list[StreamResult]:
-    """Runs all streams at once. Raises what the first stream that failed met, and `TimeoutError`
-    if they do not end within two minutes."""
-    loop = asyncio.get_running_loop()
-
-    async def one(index: int) -> StreamResult:
-        # Every prompt begins with a token of its own, so that no two share a prefix.
-        prompt = [100 + index, *range(1000, 1000 + prompt_tokens - 1)]
-        request = completion_request(prompt, num_tokens)
-        _, client = await loop.create_connection(
-            lambda: StreamClient(request, num_tokens), HOST, port, family=socket.AF_INET
-        )
-        return await client.result
-
-    async with asyncio.timeout(_STREAMS_SECONDS):
-        return await asyncio.gather(*(one(index) for index in range(num_streams)))
+    url: str, num_streams: int, prompt_tokens: int, num_tokens: int, seed: int = 0
+) -> RunResult:
+    """Runs all streams at once. Raises `BadStream` unless each of them ends well, with exactly
+    `num_tokens` tokens, within two minutes."""
+    workload = random_prompts(_TOKEN_IDS, num_streams, Lengths(prompt_tokens, num_tokens), seed)
+    client = HttpClient(url, timeout=_STREAM_SECONDS)
+    try:
+        result = await run_load(client, RequestOptions(NAME), workload, Load(num_streams))
+    finally:
+        await client.close()
+    for record in result.records:
+        if not record.ok:
+            raise BadStream(record.error_detail)
+        if record.output_tokens != num_tokens:
+            raise BadStream(f"{record.output_tokens} tokens instead of {num_tokens}")
+    return result
 
 
 def measure(
@@ -138,7 +58,7 @@ def measure(
     """Starts servers with the simulated runner and streams from them, as fast as they can and then
     in steps long enough that each token leaves in an event of its own.
 
-    Raises `ServerFailed`, `BadStream` or `OSError`; every stream has all of its tokens otherwise.
+    Raises `ServerFailed` or `BadStream`; every stream has all of its tokens otherwise.
     """
     figures = []
     for step_seconds in (0.0, _STEP_SECONDS):
@@ -152,23 +72,24 @@ def measure(
                 _START_SECONDS, lambda waited: progress(f"starting the server, {waited:.0f} s")
             )
             progress(f"warming up {num_streams} streams")
-            uvloop.run(stream_all(server.port, num_streams, prompt_tokens, _WARM_UP_TOKENS))
+            uvloop.run(stream_all(server.address, num_streams, prompt_tokens, _WARM_UP_TOKENS))
             progress(f"{subject}: {num_tokens} tokens each")
-            results = uvloop.run(stream_all(server.port, num_streams, prompt_tokens, num_tokens))
-        figures += summarise(subject, results)
+            result = uvloop.run(
+                stream_all(server.address, num_streams, prompt_tokens, num_tokens, seed=1)
+            )
+        figures += summarise(subject, result)
     return figures
 
 
-def summarise(subject: str, results: list[StreamResult]) -> list[Figure]:
+def summarise(subject: str, result: RunResult) -> list[Figure]:
     """Figures of streams that ran together."""
-    seconds = max(result.end for result in results) - min(result.sent for result in results)
-    tokens = sum(result.num_tokens for result in results)
-    events = sum(result.num_events for result in results)
-    first = [result.first_event - result.sent for result in results]
+    tokens = sum(record.output_tokens for record in result.records)
+    events = sum(len(record.token_times) for record in result.records)
+    first = [record.ttft for record in result.records]
     median, worst = percentile(first, 50) * 1e3, percentile(first, 99) * 1e3
     return [
-        Figure(subject, "streamed", tokens / seconds, "tokens/s", TARGET_TOKENS_PER_SECOND),
-        Figure(subject, "streamed", events / seconds, "events/s"),
+        Figure(subject, "streamed", tokens / result.duration, "tokens/s", TARGET_TOKENS_PER_SECOND),
+        Figure(subject, "streamed", events / result.duration, "events/s"),
         Figure(subject, "first event p50", median, "ms", better="lower"),
         Figure(subject, "first event p99", worst, "ms", better="lower"),
     ]

@@ -1,55 +1,20 @@
-"""The streaming client against servers that do as they should and servers that do not."""
-
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+"""The measured streams against servers that do as they should and servers that do not."""
 
 import pytest
 
-from pagelet.bench.http_streams import NAME, StreamResult, measure, stream_all, summarise
-from pagelet.bench.sse import BadStream
-
-HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def event(value: object) -> bytes:
-    data = value if isinstance(value, str) else json.dumps(value)
-    payload = f"data: {data}\n\n".encode()
-    return b"%x\r\n%s\r\n" % (len(payload), payload)
-
-
-@asynccontextmanager
-async def serving(parts: list[bytes], bodies: list[bytes]) -> AsyncIterator[int]:
-    """A server that answers every request with `parts`, and notes the requests' bodies."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        bodies.append(await reader.readexactly(length))
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0)
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+from pagelet.bench.http_streams import NAME, BadStream, measure, stream_all, summarise
+from pagelet.bench.load.records import Record
+from pagelet.bench.load.run import RunResult
+from support.answering import STREAM_HEAD, answering, chunk, completion, event
 
 
 async def test_every_stream_is_counted_and_has_a_prompt_of_its_own() -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 3}}
-    texts = [event({"choices": [{"text": "a"}]}) for _ in range(3)]
-    parts = [HEAD, *texts, event(usage), event("[DONE]"), b"0\r\n\r\n"]
-    bodies: list[bytes] = []
-    async with serving(parts, bodies) as port:
-        results = await stream_all(port, num_streams=8, prompt_tokens=20, num_tokens=3)
-    assert [result.num_tokens for result in results] == [3] * 8
-    assert [result.num_events for result in results] == [5] * 8
-    assert all(result.sent < result.first_event < result.end for result in results)
-    requests = [json.loads(body) for body in bodies]
+    parts = completion(["a", "b", "c"], {"completion_tokens": 3})
+    async with answering(lambda request: parts) as server:
+        result = await stream_all(server.url, num_streams=8, prompt_tokens=20, num_tokens=3)
+    assert [record.output_tokens for record in result.records] == [3] * 8
+    assert [len(record.token_times) for record in result.records] == [3] * 8
+    requests = [request.json for request in server.requests]
     assert len({tuple(request["prompt"][:16]) for request in requests}) == 8
     for request in requests:
         assert len(request["prompt"]) == 20
@@ -60,28 +25,27 @@ async def test_every_stream_is_counted_and_has_a_prompt_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([b"HTTP/1.1 503 Service Unavailable\r\n\r\ndead"], "503"),
-        ([HEAD, event({"choices": []})], "closed the connection"),
-        ([HEAD, event("[DONE]"), b"0\r\n\r\n"], "no usage"),
-        (
-            [HEAD, event({"usage": {"completion_tokens": 2}}), event("[DONE]"), b"0\r\n\r\n"],
-            "2 tokens instead of 3",
-        ),
+        ([b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\ndead"], "503.*dead"),
+        ([STREAM_HEAD, chunk(event({"choices": [{"text": "a"}]})), b""], "connection cut"),
+        (completion(["a", "b"], {"completion_tokens": 2}), "2 tokens instead of 3"),
     ],
 )
 async def test_a_stream_that_goes_wrong_fails_the_measurement(
     parts: list[bytes], reason: str
 ) -> None:
-    async with serving(parts, []) as port:
+    async with answering(lambda request: parts) as server:
         with pytest.raises(BadStream, match=reason):
-            await stream_all(port, num_streams=1, prompt_tokens=4, num_tokens=3)
+            await stream_all(server.url, num_streams=1, prompt_tokens=4, num_tokens=3)
 
 
-def test_the_figures_count_from_the_first_request_to_the_end_of_the_last_stream() -> None:
-    results = [StreamResult(10.0, 10.5, 12.0, 4, 30), StreamResult(11.0, 11.1, 14.0, 8, 50)]
-    tokens, events, median, worst = summarise("x", results)
+def test_the_figures_count_from_the_start_to_the_end_of_the_last_stream() -> None:
+    records = [
+        Record("", 0.0, 0.0, [0.5, 1.0, 2.0], 4, 30, 0, 2.0),
+        Record("", 1.0, 1.0, [1.1, 4.0], 4, 50, 0, 4.0),
+    ]
+    tokens, events, median, worst = summarise("x", RunResult(records, 4.0, 0.1))
     assert tokens.value == 80 / 4
-    assert events.value == 12 / 4
+    assert events.value == 5 / 4
     assert (median.value, worst.value) == pytest.approx((100.0, 500.0))
 
 
