@@ -72,7 +72,7 @@ class Peer:
             try:
                 server.wait_until_ready(
                     _START_SECONDS,
-                    lambda waited: progress(f"starting {self.title}, {waited:.0f} s"),
+                    lambda waited: progress(f"starting {self.title}, {waited // 5 * 5:.0f} s"),
                 )
             except ServerFailed as error:
                 raise PeerFailed(f"{self.title}: {error}") from error

@@ -160,8 +160,8 @@ PRESETS = {
             prefix_hit,
             Load(concurrency=1),
             (
-                _of_label("cold", "median_ttft_ms", "TTFT p50"),
                 _of_label("hit", "median_ttft_ms", "TTFT p50"),
+                _of_label("cold", "median_ttft_ms", "TTFT p50"),
             ),
             slots=1,
             context=1028,
