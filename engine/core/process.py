@@ -118,9 +118,9 @@ class CoreServer:
                 self._step += 1
                 if self._publisher is not None and (events := core.take_kv_events()):
                     self._publisher.publish(events)
-            elif time.monotonic() - self._last_sent > _IDLE_SECONDS:
+            elif not blocked and time.monotonic() - self._last_sent > _IDLE_SECONDS:
                 self._send(core.idle_stats())
-            self._beat()
+            self._beat(waits=blocked)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -128,10 +128,12 @@ class CoreServer:
             self._client.socket.close()
         self._selector.close()
 
-    def _beat(self) -> None:
+    def _beat(self, *, waits: bool = False) -> None:
         core = self._core
+        # A core that waits for its client stands still, but it is not the one that hangs.
+        step_began = time.monotonic() if waits else core.step_began
         self._heartbeat.beat(
-            step=self._step, step_began=core.step_began, num_unfinished=core.num_unfinished
+            step=self._step, step_began=step_began, num_unfinished=core.num_unfinished
         )
 
     def _send(self, message: EngineCoreOutputs) -> None:

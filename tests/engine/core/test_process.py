@@ -135,7 +135,8 @@ def test_a_core_that_waits_for_its_client_does_not_look_hung(running: Running) -
         send_frame(client, request(0, 2000))
         read_until_it_waits(running, client)
         first = running.heartbeat.read()
-        assert first is not None and first.has_work
+        assert first is not None
+        assert first.has_work
         deadline = time.monotonic() + 20
         while (beat := running.heartbeat.read()) is None or beat.step_began == first.step_began:
             assert time.monotonic() < deadline, "the beat stood still"
