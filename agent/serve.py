@@ -2,7 +2,7 @@
 
 Serves HTTP on the inherited listening socket. It answers at once, `/ready` with 503 until an
 engine core is there. SIGTERM makes it refuse new requests, wait for those that run, and exit with
-code 0.
+code 0; with code 1 if some of them had to be cut off.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
@@ -68,8 +69,8 @@ class HTTPServer(uvicorn.Server):
         yield
 
 
-async def serve(launch: ApiLaunch, link: ParentLink) -> None:
-    """Serves until drained."""
+async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
+    """Serves until drained. Returns whether all requests finished."""
     options, settings = launch.options, launch.settings
     loop = asyncio.get_running_loop()
     metrics = make_metrics(options, settings)
@@ -79,7 +80,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
     app = create_app(llm, settings, metrics)
     server = HTTPServer(app)
     report = loop.create_task(_report_serving(server, llm, link))
-    drains: list[asyncio.Task[None]] = []
+    drains: list[asyncio.Task[bool]] = []
 
     def begin_drain() -> None:
         if not drains:
@@ -93,6 +94,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> None:
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     report.cancel()
     await llm.close()
+    return all(drain.result() for drain in drains)
 
 
 def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
@@ -114,7 +116,8 @@ async def _report_serving(server: HTTPServer, llm: AsyncLLM, link: ParentLink) -
     link.report_serving(llm.served_model_names[0])
 
 
-async def _drain(server: Server, most_seconds: float) -> None:
+async def _drain(server: Server, most_seconds: float) -> bool:
+    """Whether all requests finished in time; those that did not are answered with an error."""
     server.begin_drain()
     try:
         async with asyncio.timeout(most_seconds):
@@ -125,6 +128,9 @@ async def _drain(server: Server, most_seconds: float) -> None:
             server.open_requests,
             most_seconds,
         )
+        server.llm.break_off("the server shut down before the answer was finished")
+        return False
+    return True
 
 
 def main() -> None:
@@ -136,9 +142,10 @@ def main() -> None:
     configure_logging(settings.log_level, settings.log_format, "API server")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(launch, link))
+            finished = runner.run(serve(launch, link))
     except (ConfigurationError, ModelSourceError) as error:
         link.fail(str(error))
+    sys.exit(0 if finished else 1)
 
 
 if __name__ == "__main__":

@@ -259,6 +259,13 @@ class AsyncLLM:
         first = next(self._next_engine) % len(connected)
         return min(connected[first:] + connected[:first], key=lambda engine: engine.load)
 
+    def break_off(self, why: str) -> None:
+        """Ends all answers that are being generated: their readers get `EngineDead`."""
+        for engine in self._engines:
+            for stream in list(engine.streams):
+                self._abort_stream(stream)
+                stream.lose(why)
+
     def _abort_stream(self, stream: RequestStream) -> None:
         engine = self._engines[stream.engine_index]
         engine.streams.discard(stream)
