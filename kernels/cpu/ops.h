@@ -8,7 +8,7 @@
 
 namespace pagelet {
 
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
 // The numbers that differ from one replay to the next.
 struct Step {

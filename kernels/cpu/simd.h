@@ -28,6 +28,7 @@ inline uint16_t float_to_bf16(float value) {
 }
 
 inline f32x16 load(const uint16_t* p) { return load_bf16(p); }
+inline f32x16 load(const int8_t* p) { return load_i8(p); }
 inline void store(uint16_t* p, f32x16 v) { store_bf16(p, v); }
 
 // The first `count` < 16 elements, zeros behind them.

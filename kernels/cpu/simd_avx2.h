@@ -37,6 +37,11 @@ inline __m256 widen_bf16(__m128i v) {
 inline f32x16 load_bf16(const uint16_t* p) {
   return {widen_bf16(load_8_halves(p)), widen_bf16(load_8_halves(p + 8))};
 }
+inline __m256 load_8_i8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline f32x16 load_i8(const int8_t* p) { return {load_8_i8(p), load_8_i8(p + 8)}; }
 inline __m256i round_to_bf16(__m256 v) {
   const __m256i bits = _mm256_castps_si256(v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -18,7 +18,8 @@ void run(const KvWriteArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
     const int64_t block = args.slots[row] / args.block_size;
     const int token = static_cast<int>(args.slots[row] % args.block_size);
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-      const int64_t page = (block * args.num_kv_heads + head) * args.block_size * dim;
+      const int64_t page =
+          (block * args.num_kv_heads + head) * args.block_size * token_size<Cache>(dim);
       store_token(key + head * dim, value + head * dim, token, args.head_dim,
                   static_cast<Cache*>(args.k_cache) + page,
                   static_cast<Cache*>(args.v_cache) + page);
@@ -28,8 +29,11 @@ void run(const KvWriteArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
 
 template <class T>
 void run(const KvWriteArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
-  if (args.cache_dtype == pagelet::kFloat32) return run<T, float>(args, rows, pool);
-  run<T, uint16_t>(args, rows, pool);
+  switch (args.cache_dtype) {
+    case pagelet::kFloat32: return run<T, float>(args, rows, pool);
+    case pagelet::kBFloat16: return run<T, uint16_t>(args, rows, pool);
+    case pagelet::kInt8: return run<T, int8_t>(args, rows, pool);
+  }
 }
 
 }  // namespace

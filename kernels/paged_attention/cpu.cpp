@@ -241,11 +241,11 @@ class Attention {
         : block_(args.block_table + request * args.block_table_stride + token / args.block_size),
           token_(token % args.block_size),
           block_size_(args.block_size),
-          head_dim_(args.head_dim),
+          token_size_(token_size<Cache>(args.head_dim)),
           head_(kv_head * page()),
           heads_(args.num_kv_heads * page()) {}
 
-    int64_t operator*() const { return *block_ * heads_ + head_ + token_ * head_dim_; }
+    int64_t operator*() const { return *block_ * heads_ + head_ + token_ * token_size_; }
     void operator++() {
       token_ += kPanelTokens;
       if (token_ == block_size_) {
@@ -255,10 +255,10 @@ class Attention {
     }
 
    private:
-    int64_t page() const { return block_size_ * head_dim_; }
+    int64_t page() const { return block_size_ * token_size_; }
 
     const int32_t* block_;
-    int64_t token_, block_size_, head_dim_;
+    int64_t token_, block_size_, token_size_;
     int64_t head_, heads_;  // elements before this head's page and in all heads' pages of a block
   };
 
@@ -297,10 +297,10 @@ class Attention {
 
 template <class T>
 void run(const PagedAttentionArgs& args, int64_t requests, pagelet::ThreadPool& pool) {
-  if (args.cache_dtype == pagelet::kFloat32) {
-    Attention<T, float>(args).run(requests, pool);
-  } else {
-    Attention<T, uint16_t>(args).run(requests, pool);
+  switch (args.cache_dtype) {
+    case pagelet::kFloat32: return Attention<T, float>(args).run(requests, pool);
+    case pagelet::kBFloat16: return Attention<T, uint16_t>(args).run(requests, pool);
+    case pagelet::kInt8: return Attention<T, int8_t>(args).run(requests, pool);
   }
 }
 

@@ -10,12 +10,19 @@ from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
 PANEL_TOKENS = 16
 """Tokens of a panel of keys (`cpu_pages.h`); blocks are whole panels."""
 MAX_HEAD_DIM = 256
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}
+
+
+def token_size(head_dim: int, cache_dtype: torch.dtype) -> int:
+    """The last dimension of a KV cache. An int8 cache has a float32 scale for each token's key and
+    value of a head, four bytes of the page."""
+    return head_dim + 4 if cache_dtype == torch.int8 else head_dim
 
 
 def unsupported(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
     """Why the library has no attention over such a KV cache, or None if it has."""
-    if dtype not in DTYPES:
-        return f"the CPU library has no {dtype} KV cache, only float32 and bfloat16"
+    if dtype not in CACHE_DTYPES:
+        return f"the CPU library has no {dtype} KV cache, only float32, bfloat16 and int8"
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         return f"head_dim {head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
     if block_size % PANEL_TOKENS:
@@ -40,19 +47,20 @@ def record_paged_attention(
     """Appends out = attention of the requests' new tokens to their contexts.
 
     query, out: [max_tokens, num_heads, head_dim] of one dtype, rows at any stride; kv_cache:
-    [2, num_blocks, num_kv_heads, block_size, head_dim] float32 or bfloat16, its pages laid out as
-    `cpu_pages.h` says, which `record_kv_write` and `record_rotary_kv_write` do; query_start_loc:
-    [max_requests + 1], seq_lens: [max_requests], block_table: [max_requests, max_blocks], int32
-    and read anew by each run. Which of the run's sizes is the number of requests: `requests`.
+    [2, num_blocks, num_kv_heads, block_size, token_size(head_dim, dtype)] float32, bfloat16 or
+    int8, its pages laid out as `cpu_pages.h` says, which `record_kv_write` does;
+    query_start_loc: [max_requests + 1], seq_lens: [max_requests], block_table:
+    [max_requests, max_blocks], int32 and read anew by each run. Which of the run's sizes is the
+    number of requests: `requests`.
     Rows of `out` beyond the last request's stay as they are. Raises ValueError if the cache's
     shape is not one that `unsupported` accepts.
     """
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_heads, head_dim = query.shape[1:]
     if reason := unsupported(head_dim, block_size, kv_cache.dtype):
         raise ValueError(reason)
-    num_heads = query.shape[1]
     assert query.shape == out.shape, (query.shape, out.shape)
-    assert query.shape[2] == head_dim, (query.shape, kv_cache.shape)
+    assert kv_cache.shape[4] == token_size(head_dim, kv_cache.dtype), (query.shape, kv_cache.shape)
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
     assert query.dtype == out.dtype
     assert kv_cache.is_contiguous()
@@ -72,7 +80,7 @@ def record_paged_attention(
         out_stride=row_stride(out, name="out"),
         block_table_stride=block_table.stride(0),
         dtype=dtype_code(query, name="query"),
-        cache_dtype=dtype_code(kv_cache, name="kv_cache"),
+        cache_dtype=CACHE_DTYPES[kv_cache.dtype],
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

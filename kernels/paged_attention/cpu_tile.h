@@ -85,10 +85,7 @@ class GatheredRows {
 // Query rows, transposed so that a register tile reads them at constant offsets. bf16 keys are
 // multiplied by queries rounded to bf16, in every tier.
 template <class Cache>
-struct Queries;
-
-template <>
-struct Queries<float> {
+struct Queries {  // float or int8 keys
   alignas(64) float data[kMaxHeadDim * kMaxQueryRows];  // [head_dim][rows]
 
   template <class T>
@@ -97,7 +94,7 @@ struct Queries<float> {
   }
 
   template <int R, int P>
-  PAGELET_INLINE void multiply(const float* const* keys, int row, int head_dim,
+  PAGELET_INLINE void multiply(const Cache* const* keys, int row, int head_dim,
                                f32x16 (&acc)[R][P]) const {
     const float* q = data + row;
     for (int d = 0; d < head_dim; ++d, q += kMaxQueryRows) {
@@ -105,7 +102,7 @@ struct Queries<float> {
       f32x16 key[P];
       for (int p = 0; p < P; ++p) {
         key[p] = load(keys[p] + line);
-        prefetch(keys[p + kPanelsAhead] + line);
+        if (line * sizeof(Cache) % 64 == 0) prefetch(keys[p + kPanelsAhead] + line);
       }
       for (int r = 0; r < R; ++r) {
         const f32x16 value = set1(q[r]);
@@ -243,7 +240,7 @@ class RowBlock {
       if (!any.empty()) score_rows<kScoreRows>(rows, row, any, panels);
     });
     for (int row = 0; row < rows_; ++row) {
-      if (!seen[row].empty()) weigh(row, seen[row], gathered[row]);
+      if (!seen[row].empty()) weigh(row, seen[row], panels, gathered[row]);
     }
     for_row_tiles(kValueRows, [&](int row, int rows) {
       sum_rows<kValueRows>(rows, row, seen, panels, gathered);
@@ -288,12 +285,21 @@ class RowBlock {
     }
     queries_.multiply(panels.keys(panel), row, head_dim_, acc);
     for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) store(scores(row + r) + (panel + p) * kPanelTokens, acc[r][p]);
+      for (int p = 0; p < P; ++p) {
+        const f32x16 score = scaled(acc[r][p], panels.keys(panel + p)[0]);
+        store(scores(row + r) + (panel + p) * kPanelTokens, score);
+      }
     }
   }
 
+  // Lanes of tokens times their scales, where the cache has any.
+  f32x16 scaled(f32x16 lanes, const Cache* panel) const {
+    if constexpr (sizeof(Cache) == 1) return mul(lanes, load(panel_scales(panel, head_dim_)));
+    return lanes;
+  }
+
   // Turns a row's scores into weights.
-  void weigh(int row, Seen seen, Gathered& gathered) {
+  void weigh(int row, Seen seen, const TilePanels<Cache>& panels, Gathered& gathered) {
     float* const weights = scores(row);
     const int first = seen.begin / kPanelTokens * kPanelTokens;
     const f32x16 lowest = set1(-kInfinity);
@@ -308,7 +314,7 @@ class RowBlock {
     f32x16 sum = zero();
     for (int token = first; token < seen.end; token += kPanelTokens) {
       const f32x16 weight = exp2_of_negative(sub(load(weights + token), offset));
-      store(weights + token, weight);
+      store(weights + token, scaled(weight, panels.values(token / kPanelTokens)[0]));
       sum = add(sum, keep_lanes(weight, seen.begin - token, seen.end - token, zero()));
     }
     store(gathered.sums, sum);

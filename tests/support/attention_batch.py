@@ -30,7 +30,11 @@ class Batch:
         window: int | None,
         write: KVWrite = kv_write,
         cache_dtype: torch.dtype | None = None,
+        token_size: int | None = None,  # the cache's last dimension
+        stored: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        """`stored`: what a key or value is once it has been in the cache, if that is not what
+        a conversion to the cache's dtype gives."""
         cache_dtype = cache_dtype or dtype
         generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
         self.query_lens = [query_len for query_len, _ in lens]
@@ -45,13 +49,18 @@ class Batch:
             return torch.randn(shape, generator=generator).to(dtype)
 
         self.query = normal(sum(self.query_lens), num_kv_heads * group, head_dim)
-        shape = (2, sum(blocks_of) + 5, num_kv_heads, block_size, head_dim)
-        self.cache = torch.full(shape, NAN, dtype=cache_dtype)
+        shape = (2, sum(blocks_of) + 5, num_kv_heads, block_size, token_size or head_dim)
+        # All bits are ones, which is NaN in every floating-point type.
+        self.cache = torch.full(shape, -1, dtype=torch.int8).repeat_interleave(
+            cache_dtype.itemsize, dim=4
+        )
+        self.cache = self.cache.view(cache_dtype)
         self.dense: list[tuple[torch.Tensor, torch.Tensor]] = []
         for table, seq_len, query_len in zip(tables, self.seq_lens, self.query_lens, strict=True):
             key = normal(seq_len, num_kv_heads, head_dim)
             value = normal(seq_len, num_kv_heads, head_dim)
-            self.dense.append((key.to(cache_dtype), value.to(cache_dtype)))
+            keep = stored or (lambda x: x.to(cache_dtype))
+            self.dense.append((keep(key), keep(value)))
             slots = [table[i // block_size] * block_size + i % block_size for i in range(seq_len)]
             # What lies before every query's window has been given away and poisoned.
             gone = 0 if window is None else max(0, seq_len - query_len + 1 - window)

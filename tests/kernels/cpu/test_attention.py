@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from pagelet.kernels.cpu.library import library
 from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.kv_write.cpu import kv_write, record_kv_write
-from pagelet.kernels.paged_attention.cpu import paged_attention, record_paged_attention
+from pagelet.kernels.paged_attention.cpu import (
+    paged_attention,
+    record_paged_attention,
+    token_size,
+)
 from support.attention_batch import NAN, Batch
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 MANY = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -25,6 +29,8 @@ DTYPES = {
     (F32, BF16): {"atol": 1e-2, "rtol": 1e-2},
     (BF16, BF16): {"atol": 4e-3, "rtol": 2**-7},
     (BF16, F32): {"atol": 4e-3, "rtol": 2**-7},
+    (F32, INT8): {"atol": 5e-6, "rtol": 5e-6},
+    (BF16, INT8): {"atol": 4e-3, "rtol": 2**-7},
 }
 
 
@@ -59,7 +65,22 @@ def make(
     rng: random.Random, lens: list[tuple[int, int]], shape: dict, dtypes: tuple = (F32, F32)
 ) -> Batch:
     dtype, cache_dtype = dtypes
-    return Batch(rng, lens, dtype=dtype, write=kv_write, cache_dtype=cache_dtype, **shape)
+    return Batch(
+        rng,
+        lens,
+        dtype=dtype,
+        write=kv_write,
+        cache_dtype=cache_dtype,
+        token_size=token_size(shape["head_dim"], cache_dtype),
+        stored=as_int8 if cache_dtype == INT8 else None,
+        **shape,
+    )
+
+
+def as_int8(x: torch.Tensor) -> torch.Tensor:
+    """What is left of keys or values in an int8 cache."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return torch.round(x.float() * (1 / scale)) * scale
 
 
 @given(lens(70), SHAPES, st.sampled_from(list(DTYPES)), SOFTCAPS, RNGS)
@@ -216,7 +237,10 @@ def test_program_reads_the_step_anew(tier: str) -> None:
 
 
 @given(
-    st.sampled_from(list(DTYPES)), st.integers(0, 40), st.sampled_from([8, 72]), st.integers(0, 99)
+    st.sampled_from([dtypes for dtypes in DTYPES if dtypes[1] != INT8]),
+    st.integers(0, 40),
+    st.sampled_from([8, 72]),
+    st.integers(0, 99),
 )
 @MANY
 def test_kv_write_writes_its_slots_and_no_others(
@@ -241,6 +265,25 @@ def test_kv_write_writes_its_slots_and_no_others(
     others[slots] = False
     assert keys[others].isnan().all()
     assert values[others].isnan().all()
+
+
+def test_int8_pages(tier: str) -> None:
+    """Panels of 16 tokens, then their scales; zeros and tiny values are stored as zeros."""
+    generator = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, 48, 1, 24, generator=generator)
+    key[3] = 0.0
+    value[5] = 1e-40
+    cache = torch.full((2, 3, 1, 16, token_size(24, INT8)), -1, dtype=INT8)
+    kv_write(key, value, cache, torch.arange(48))
+    panels = cache.view(2, 3, 16 * 28)
+    scales = panels[:, :, 16 * 24 :].contiguous().view(F32).view(2, 48, 1)
+    keys = panels[0, :, : 16 * 24].reshape(3, 24, 16).transpose(1, 2).reshape(48, 24)
+    values = panels[1, :, : 16 * 24].reshape(48, 24)
+    for got, scale, x in ((keys, scales[0], key[:, 0]), (values, scales[1], value[:, 0])):
+        assert torch.equal(scale, x.abs().amax(-1, keepdim=True) / 127)
+        assert got.abs().max() == 127
+        bound = x.abs().amax(-1, keepdim=True) / 127 * 0.5001 + 1e-38
+        assert ((got * scale - x).abs() <= bound).all()
 
 
 @pytest.mark.parametrize(
