@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -26,9 +26,11 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: DType = "auto"
     """Of weights and activations. auto: the checkpoint's, but bfloat16 only where the processor
     has instructions for it and float32 elsewhere on CPU."""
-    quantization: Quantization = "none"
-    """Of the weights of linear layers, on CPU: int8 with a scale for each 32 weights, int4 with a
-    scale and a minimum. Activations are rounded to int8 for the product."""
+    quantization: Quantization = "auto"
+    """Of the weights of linear layers, on CPU. auto: what the checkpoint has: floats stay floats,
+    and a GGUF file's quantised blocks stay as they are. none: everything as floats of `dtype`.
+    int8: a scale for each 32 weights; int4: a scale and a minimum. Activations are rounded to int8
+    for the product with quantised weights. On torch's operations (a GPU) auto is none."""
     max_model_len: PositiveInt | None = None
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -57,6 +59,10 @@ class SchedulerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Most requests in one step."""
     max_num_batched_tokens: PositiveInt = 2048
     """Token budget of one step; longer prompts are prefilled in chunks."""
+    max_step_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """How long a step may become by the prompts that it prefills: a bound of running streams'
+    inter-token latency. The token budget of a step follows the measured speed. Default 0.1 on a
+    CPU; on a GPU there is no such bound."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
     """Schedule the next step while the last one runs."""

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
 from pagelet.engine.kv.manager import KVCacheManager
+from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.scheduler import Scheduler
 from pagelet.engine.step import RunnerOutput, SchedulerOutput
 from pagelet.protocol.config import EngineOptions
@@ -15,6 +16,23 @@ from pagelet.protocol.engine import EngineCoreOutput, EngineCoreOutputs, EngineC
 from pagelet.protocol.kv_events import KVEvent
 
 _STEPS_IN_FLIGHT = 2
+_CPU_STEP_SECONDS = 0.1
+"""Default bound of a step on a CPU, where a long prompt takes seconds."""
+
+
+class _InFlight:
+    """A step that the executor has, and when it took how long."""
+
+    __slots__ = ("began", "ended", "future", "plan")
+
+    def __init__(self, plan: SchedulerOutput, future: Future[RunnerOutput]) -> None:
+        self.plan = plan
+        self.began = self.ended = time.monotonic()
+        self.future = future
+        future.add_done_callback(self._end)  # called where the step ran, not when it is noticed
+
+    def _end(self, _: Future[RunnerOutput]) -> None:
+        self.ended = time.monotonic()
 
 
 class EngineCore:
@@ -37,10 +55,15 @@ class EngineCore:
             record_events=options.kv_events.endpoint is not None,
         )
         self._check_room(max_model_len, scheduler.max_num_batched_tokens)
-        self.scheduler = Scheduler(scheduler, self.kv, max_model_len)
+        target = scheduler.max_step_seconds
+        if target is None and executor.device_type == "cpu":
+            target = _CPU_STEP_SECONDS
+        self._budget = StepBudget(scheduler.max_num_batched_tokens, target)
+        self.scheduler = Scheduler(scheduler, self.kv, max_model_len, self._budget)
         self.max_model_len = max_model_len
         self._depth = _STEPS_IN_FLIGHT if scheduler.async_scheduling else 1
-        self._in_flight: deque[tuple[SchedulerOutput, Future[RunnerOutput], float]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
+        self._last_ended = 0.0
         self._rejected: list[EngineCoreOutput] = []
 
     def _check_room(self, max_model_len: int, step_tokens: int) -> None:
@@ -69,7 +92,7 @@ class EngineCore:
     @property
     def step_began(self) -> float:
         """When the oldest step in flight was handed to the executor; 0.0 if there is none."""
-        return self._in_flight[0][2] if self._in_flight else 0.0
+        return self._in_flight[0].began if self._in_flight else 0.0
 
     def add(self, request: EngineCoreRequest) -> None:
         """Takes in a request."""
@@ -91,7 +114,7 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            self._in_flight.append((plan, self.executor.execute(plan), time.monotonic()))
+            self._in_flight.append(_InFlight(plan, self.executor.execute(plan)))
 
     def step(self) -> EngineCoreOutputs:
         """Waits for the oldest step in flight and returns what it brought. Raises what the executor
@@ -100,14 +123,23 @@ class EngineCore:
         outputs, self._rejected = self._rejected, []
         num_tokens = 0
         if self._in_flight:
-            plan, future, _ = self._in_flight[0]
-            result = future.result()
+            step = self._in_flight[0]
+            result = step.future.result()
             self._in_flight.popleft()
-            outputs += self.scheduler.update(plan, result)
-            num_tokens = plan.num_tokens
+            self._observe(step)
+            outputs += self.scheduler.update(step.plan, result)
+            num_tokens = step.plan.num_tokens
         stats = self.scheduler.take_stats()
         stats.num_scheduled_tokens = num_tokens
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
+
+    def _observe(self, step: _InFlight) -> None:
+        if self._budget.adapts:
+            decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
+            # With two in flight a step begins to run when the one before it ends.
+            seconds = step.ended - max(step.began, self._last_ended)
+            self._budget.observe(step.plan.num_tokens - decodes, decodes, seconds)
+            self._last_ended = step.ended
 
     def idle_stats(self) -> EngineCoreOutputs:
         """The state without a step."""

@@ -11,6 +11,8 @@ class Executor(Protocol):
     """Runs steps in the order given. One interface for the real runner, for worker processes and
     for the simulated runner."""
 
+    device_type: str
+    """cpu, cuda, or simulated."""
     layout: KVLayout
     num_blocks: int
     """Blocks that fit, the null block (id 0) included."""

@@ -42,6 +42,7 @@ class WorkerReady(msgspec.Struct, array_like=True, tag="ready"):
 
     layout: KVLayout
     num_blocks: int
+    device_type: str
 
 
 class StepResult(msgspec.Struct, array_like=True, tag="result"):

@@ -54,6 +54,7 @@ class SimulatedExecutor:
         windows: Sequence[int | None] = (None,),
         num_blocks: int = 16384,
     ) -> None:
+        self.device_type = "simulated"
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
         self._options = options

@@ -4,6 +4,9 @@ There is no prefill or decode phase (the idea is vLLM V1's). Each request's `num
 chases the number of its tokens under one token budget a step: running requests first, then waiting
 ones. Chunked prefill, prefix hits and preemption by recompute all follow from that.
 
+A prefill takes what the decodes leave of the budget, in the order of arrival; but a long one leaves
+half of it to requests that need much less, so that they need not wait for it to end.
+
 A waiting request whose next block is just being computed by a running one stands aside until it
 can share it: of many prompts with one prefix that arrive together, the prefix is computed once.
 
@@ -11,10 +14,12 @@ With asynchronous scheduling `schedule` is called again before `update` brings t
 tokens: a sampled token that is still on its way counts as known, since the runner has it.
 """
 
+import itertools
 import time
 from collections.abc import Iterable
 
 from pagelet.engine.kv.manager import KVCacheManager
+from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 from pagelet.engine.scheduler.request import Request, Status
 from pagelet.engine.step import (
@@ -32,12 +37,44 @@ from pagelet.protocol.engine import (
     SchedulerStats,
 )
 
+_LOOK_AHEAD = 32
+"""Waiting requests that a long prompt looks at for shorter ones."""
+
+
+class _Step:
+    """A step in the making."""
+
+    __slots__ = ("new", "prompt_tokens_left", "scheduled", "shared", "tokens_left")
+
+    def __init__(self, tokens: int, prompt_tokens: int) -> None:
+        self.new: list[NewRequestData] = []
+        self.scheduled: list[ScheduledRequest] = []
+        self.tokens_left = tokens
+        self.prompt_tokens_left = prompt_tokens
+        self.shared = False
+        """Whether a prompt left tokens to others."""
+
+    def add_blocks(self, entry: ScheduledRequest, gained: list[list[int]]) -> None:
+        """Puts blocks to those that the entry's request got before in this step."""
+        tables = next((d.block_ids for d in self.new if d.request_id == entry.request_id), None)
+        if tables is None:
+            tables = entry.new_block_ids = entry.new_block_ids or [[] for _ in gained]
+        for table, blocks in zip(tables, gained, strict=True):
+            table += blocks
+
 
 class Scheduler:
     """Owns all requests of one engine core."""
 
-    def __init__(self, options: SchedulerOptions, kv: KVCacheManager, max_model_len: int) -> None:
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        kv: KVCacheManager,
+        max_model_len: int,
+        budget: StepBudget | None = None,
+    ) -> None:
         self.options = options
+        self.budget = budget or StepBudget(options.max_num_batched_tokens, None)
         self.kv = kv
         self.max_model_len = max_model_len
         self.requests: dict[int, Request] = {}
@@ -101,54 +138,111 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Plans a step; None if there is nothing to compute (until a step in flight ends)."""
-        new: list[NewRequestData] = []
-        scheduled: list[ScheduledRequest] = []
-        budget = self.options.max_num_batched_tokens
         if self._by_priority:
             self.running.sort(key=lambda request: (request.priority, request.order))
+        step = _Step(self.options.max_num_batched_tokens, self.budget.prompt_tokens())
         preemptions = self._num_preemptions
-        budget = self._schedule_running(scheduled, budget)
+        self._schedule_running(step)
         if self._num_preemptions == preemptions:
-            budget = self._schedule_waiting(scheduled, new, budget)
-        if not scheduled:
+            self._schedule_waiting(step)
+            self._top_up(step)
+        if not step.scheduled:
             return None
         self._step += 1
         dropped, self._dropped = self._dropped, []
-        total = self.options.max_num_batched_tokens - budget
-        return SchedulerOutput(self._step, new, scheduled, dropped, total)
+        total = self.options.max_num_batched_tokens - step.tokens_left
+        return SchedulerOutput(self._step, step.new, step.scheduled, dropped, total)
 
-    def _schedule_running(self, scheduled: list[ScheduledRequest], budget: int) -> int:
+    def _schedule_running(self, step: "_Step") -> None:
         index, needs_blocks = 0, self.kv.needs_blocks
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
+        running = self.running
+        # Decodes come first, wherever in the order they stand.
+        decodes = sum(
+            request.num_target_tokens - request.num_computed_tokens == 1
+            and request.num_target_tokens < request.max_total_tokens
+            for request in running
+        )
+        step.prompt_tokens_left = min(step.prompt_tokens_left, step.tokens_left - decodes)
+        while index < len(running) and step.tokens_left > 0:
+            request = running[index]
             computed = request.num_computed_tokens
             known = len(request.token_ids) + request.num_pending_tokens
             if computed >= known or known >= request.max_total_tokens:
                 index += 1  # all is in flight, the last token that was asked for perhaps too
                 continue
-            tokens = min(known - computed, budget)
+            tokens = known - computed
+            if tokens > 1:
+                tokens = self._share(step, request, tokens)
+                if tokens <= 0:
+                    index += 1
+                    continue
             gained = None
             if needs_blocks(request, tokens):
                 gained = self.kv.allocate(request, tokens)
                 while gained is None:
-                    victim = self.running.pop()
+                    victim = running.pop()
                     self._preempt(victim)
                     if victim is request:
                         break
                     gained = self.kv.allocate(request, tokens)
                 if gained is None:
                     break
-            samples = computed + tokens == known
-            scheduled.append(
-                ScheduledRequest(request.request_id, computed, tokens, samples, gained)
+            entry = ScheduledRequest(
+                request.request_id, computed, tokens, computed + tokens == known, gained
             )
-            request.num_computed_tokens = computed + tokens
-            request.num_inflight += 1
-            if samples:
-                request.num_pending_tokens += 1
-            budget -= tokens
+            self._put(step, request, entry, is_prompt=known - computed > 1)
             index += 1
-        return budget
+
+    @staticmethod
+    def _put(step: "_Step", request: Request, entry: ScheduledRequest, *, is_prompt: bool) -> None:
+        """Makes the entry part of the step."""
+        step.scheduled.append(entry)
+        step.tokens_left -= entry.num_tokens
+        if is_prompt:
+            step.prompt_tokens_left -= entry.num_tokens
+        request.num_computed_tokens = entry.num_computed_tokens + entry.num_tokens
+        request.num_inflight += 1
+        request.num_pending_tokens += entry.samples
+
+    def _share(self, step: "_Step", request: Request, remaining: int) -> int:
+        """How many of a prompt's remaining tokens the step takes; the rest of a long one's share is
+        for requests that need less than half as many."""
+        left = min(step.prompt_tokens_left, step.tokens_left)
+        if remaining <= left // 2 or left < 2 * self.kv.block_size:
+            return min(remaining, left)
+        waiting = itertools.islice(self.waiting, _LOOK_AHEAD)
+        if any(len(r.token_ids) <= remaining // 2 for r in waiting) or any(
+            1 < r.num_target_tokens - r.num_computed_tokens <= remaining // 2
+            for r in self.running
+            if r is not request
+        ):
+            step.shared = True
+            return min(remaining, left // 2)
+        return min(remaining, left)
+
+    def _top_up(self, step: "_Step") -> None:
+        """Gives what the others did not take back to the prompts that shared."""
+        if not step.shared:
+            return
+        for entry in step.scheduled:
+            left = min(step.prompt_tokens_left, step.tokens_left)
+            if left <= 0:
+                return
+            request = self.requests[entry.request_id]
+            more = min(left, len(request.token_ids) - request.num_computed_tokens)
+            if entry.samples or more <= 0:
+                continue
+            if self.kv.needs_blocks(request, more):
+                gained = self.kv.allocate(request, more, spare=len(self.running))
+                if gained is None:
+                    return
+                step.add_blocks(entry, gained)
+            entry.num_tokens += more
+            entry.samples = request.num_computed_tokens + more == len(request.token_ids)
+            request.num_computed_tokens += more
+            request.num_pending_tokens += entry.samples
+            step.tokens_left -= more
+            step.prompt_tokens_left -= more
 
     def _preempt(self, request: Request) -> None:
         """Takes a request's blocks away; it will recompute its tokens, most likely from the blocks
@@ -162,11 +256,13 @@ class Scheduler:
         self._dropped.append(request.request_id)
         self.waiting.push_front(request)
 
-    def _schedule_waiting(
-        self, scheduled: list[ScheduledRequest], new: list[NewRequestData], budget: int
-    ) -> int:
+    def _schedule_waiting(self, step: "_Step") -> None:
         deferred: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) < self.options.max_num_seqs:
+        while (
+            self.waiting
+            and min(step.prompt_tokens_left, step.tokens_left) > 0
+            and len(self.running) < self.options.max_num_seqs
+        ):
             request = self.waiting.peek()
             if request.num_inflight or request.awaited_block in self._prefilling:
                 # Preempted in mid-step, so that its last token is still to come; or about to share
@@ -178,37 +274,35 @@ class Scheduler:
             if request.awaited_block in self._prefilling:
                 continue
             known = len(request.token_ids)
-            tokens = min(known - hit.num_tokens, budget)
-            if not self._fits(request, known - hit.num_tokens):
-                break
+            remaining = known - hit.num_tokens
+            self.waiting.pop()
+            tokens = self._share(step, request, remaining)
             # Every running request is about to want a block more; taking their last ones would
             # only preempt this request, or them, soon after.
-            if self.kv.allocate(request, tokens, hit, spare=len(self.running)) is None:
+            if (
+                not self._fits(remaining)
+                or self.kv.allocate(request, tokens, hit, spare=len(self.running)) is None
+            ):
+                self.waiting.push_front(request)
                 break
-            self.waiting.pop()
             self._admit(request, hit.num_tokens)
             self._start_prefilling(request, hit.num_tokens)
             samples = hit.num_tokens + tokens == known
-            table = [[block.block_id for block in blocks] for blocks in request.blocks]
-            new.append(
+            entry = ScheduledRequest(request.request_id, hit.num_tokens, tokens, samples)
+            step.new.append(
                 NewRequestData(
                     request.request_id,
                     list(request.token_ids),
                     request.num_prompt_tokens,
                     request.params,
                     sorted(request.eos_token_ids),
-                    table,
+                    [[block.block_id for block in blocks] for blocks in request.blocks],
                 )
             )
-            scheduled.append(ScheduledRequest(request.request_id, hit.num_tokens, tokens, samples))
-            request.num_computed_tokens = hit.num_tokens + tokens
-            request.num_inflight += 1
-            request.num_pending_tokens += samples
-            budget -= tokens
+            self._put(step, request, entry, is_prompt=True)
         self._num_deferred = len(deferred)
         for request in reversed(deferred):
             self.waiting.push_front(request)
-        return budget
 
     def _next_block(self, request: Request, num_cached: int) -> bytes | None:
         """The hash of the first block that the cache lacks, if it could be shared."""
@@ -235,7 +329,7 @@ class Scheduler:
         self.kv.publish(request)
         self._stop_prefilling(request, first, request.num_published_blocks)
 
-    def _fits(self, request: Request, num_tokens: int) -> bool:
+    def _fits(self, num_tokens: int) -> bool:
         """Whether the free blocks hold the whole input, not just its first chunk, after what other
         prefills have still to take: admitting on less is how preemption storms begin
         (vllm-project/vllm#18115)."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.residency import ResidencySampler
+from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.kv_events import BlockRemoved, BlockStored
@@ -249,6 +250,54 @@ def test_prefills_are_mixed_with_decodes_under_the_budget() -> None:
         if outputs.stats.num_scheduled_tokens == 16:
             mixed += any(output.request_id == 0 for output in outputs.outputs)
     assert mixed >= 3, "the running request must get its token in the steps of the long prompt"
+
+
+def test_long_prompt_does_not_hold_up_a_short_one() -> None:
+    core = make_core(num_blocks=400, max_model_len=1000, budget=32)
+    core.add(request(0, [1] * 600, 4))
+    core.step()
+    core.add(request(1, [2] * 10, 2))
+    steps, order = 0, []
+    while core.has_work:
+        outputs = core.step()
+        steps += 1
+        assert outputs.stats.num_scheduled_tokens <= 32
+        order += [(steps, output.request_id) for output in outputs.outputs]
+    assert order[0][1] == 1
+    assert order[0][0] <= 3, "the step that runs and the one after it were planned already"
+
+
+def test_share_that_nobody_needs_goes_back_to_the_long_prompt() -> None:
+    core = make_core(num_blocks=400, max_model_len=1000, budget=64)
+    core.add(request(0, [1] * 600, 4))
+    core.add(request(1, [2] * 10, 2))
+    tokens = []
+    while core.has_work:
+        tokens.append(core.step().stats.num_scheduled_tokens)
+    assert tokens[:9] == [64] * 9, "no step leaves budget while the prompt has tokens"
+
+
+def test_of_equal_prompts_the_first_is_finished_first() -> None:
+    core = make_core(num_blocks=400, max_model_len=200, budget=32)
+    for index in range(4):
+        core.add(request(index, [index] * 100, 1))
+    assert [output.request_id for output in iter_outputs(core)] == [0, 1, 2, 3]
+
+
+def test_budget_aims_at_the_step_time() -> None:
+    budget = StepBudget(2048, 0.1)
+    first = budget.prompt_tokens()
+    assert 16 <= first <= 128, "nothing is known yet"
+    for _ in range(40):  # a machine of 1 ms a token and 20 ms a step of decodes
+        budget.observe(0, 8, 0.020)
+        tokens = budget.prompt_tokens()
+        budget.observe(tokens, 8, 0.020 + tokens * 0.001)
+    assert budget.prompt_tokens() == pytest.approx(80, abs=4)
+    for _ in range(40):  # decodes alone take longer than the target
+        budget.observe(0, 8, 0.4)
+        budget.observe(budget.prompt_tokens(), 8, 0.4 + budget.prompt_tokens() * 0.001)
+    assert budget.prompt_tokens() >= 100, "a prefill must end all the same"
+    assert StepBudget(2048, None).prompt_tokens() == 2048
 
 
 def test_priority_goes_first_and_preempts_the_least_important() -> None:
