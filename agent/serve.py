@@ -20,6 +20,7 @@ import uvloop
 from fastapi import FastAPI
 
 from pagelet.agent.http.app import create_app
+from pagelet.agent.http.bounded_head import BoundedHeadProtocol
 from pagelet.agent.http.server import Server
 from pagelet.agent.launch import ApiLaunch
 from pagelet.agent.metrics import Metrics
@@ -48,7 +49,7 @@ class HTTPServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=BoundedHeadProtocol,
             ws="none",
             access_log=False,
             log_config=None,

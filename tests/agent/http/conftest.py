@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from pagelet.agent.http.app import create_app
+from pagelet.agent.http.bounded_head import BoundedHeadProtocol
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 
@@ -73,7 +74,9 @@ def serving(make_llm, **settings):
         )
         llm = await make_llm(metrics)
         app = create_app(llm, ServeSettings(**settings), metrics)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            app, http=BoundedHeadProtocol, log_config=None, access_log=False, lifespan="off"
+        )
         server = uvicorn.Server(config)
         port = listener.getsockname()[1]
         made["server"] = RunningServer(llm, app, port, asyncio.get_running_loop())

@@ -1,6 +1,7 @@
 """HTTP itself: errors in one shape, limits, keys, ids, drain, probes."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -118,6 +119,29 @@ def test_errors_have_one_shape(server, request_args, status, param):
     assert error["param"] == param
     if param is not None and status == 400:
         assert server.state.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("line", [b"X-Header: value\r\n", b"x" * 1000])
+def test_headers_without_end_are_cut_off(server, line):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-First: ")
+        # A server without a bound would wait for more, and `recv` time out.
+        with contextlib.suppress(ConnectionError):
+            client.sendall(line * ((8 << 20) // len(line)))
+            while client.recv(4096):
+                pass
+    assert server.get("/health").status_code == 200
+
+
+def test_heads_in_one_read_with_large_bodies_pass(server):
+    body = json.dumps({"prompt": "a" * 100_000}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    requests = (head + b"\r\n" + body) * 3 + b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(requests)
+        client.sendall(b"Connection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(1 << 20), b""))
+    assert answer.count(b"HTTP/1.1 200") == 4
 
 
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
