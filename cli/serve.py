@@ -169,10 +169,11 @@ def serve(
     quantization: Annotated[
         Quantization,
         typer.Option(
-            help="Of the weights of linear layers, on CPU: int8 or int4, with scales of their own "
-            "for each 32 weights."
+            help="Of the weights of linear layers, on CPU. auto: as in the checkpoint, so a GGUF "
+            "file's quantised blocks stay as they are; none: floats of --dtype; int8, int4: "
+            "quantised here, with scales for each 32 weights."
         ),
-    ] = "none",
+    ] = "auto",
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -222,6 +223,13 @@ def serve(
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens in one step; longer prompts take several.")
     ] = _SCHEDULER.max_num_batched_tokens,
+    max_step_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Bound of a step, and so of running streams' latency, that prefills keep to. "
+            "[default: 0.1 on a CPU, none on a GPU]"
+        ),
+    ] = None,
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         typer.Option(help="priority: smaller `priority` first, then first come, first served."),
@@ -294,6 +302,7 @@ def serve(
         scheduler=SchedulerOptions(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_step_seconds=max_step_seconds,
             policy=scheduling_policy,
             async_scheduling=async_scheduling,
         ),
