@@ -146,6 +146,7 @@ class AsyncLLM:
         self._next_engine = itertools.count()
         self._step_timeout = step_timeout
         self._first_ready = asyncio.Event()
+        self._broken_off: str | None = None
         self._threads = ThreadPoolExecutor(_ENCODING_THREADS, "tokenizer")
 
     @classmethod
@@ -253,6 +254,8 @@ class AsyncLLM:
         return stream
 
     def _least_loaded(self) -> _Engine:
+        if self._broken_off is not None:
+            raise EngineDead(self._broken_off)
         connected = [engine for engine in self._engines if engine.client.connected]
         if not connected:
             raise EngineDead("the engine is not ready: it is starting, or starting again")
@@ -260,7 +263,9 @@ class AsyncLLM:
         return min(connected[first:] + connected[:first], key=lambda engine: engine.load)
 
     def break_off(self, why: str) -> None:
-        """Ends all answers that are being generated: their readers get `EngineDead`."""
+        """Ends all answers, for good: readers of those that are being generated, and whoever asks
+        for more, get `EngineDead`."""
+        self._broken_off = why
         for engine in self._engines:
             for stream in list(engine.streams):
                 self._abort_stream(stream)

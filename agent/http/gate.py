@@ -4,6 +4,7 @@ Plain ASGI, since Starlette's BaseHTTPMiddleware costs a task and two queues a r
 disconnects.
 """
 
+import asyncio
 import dataclasses
 import logging
 import re
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagelet.agent.http.errors import ApiError, as_api_error, error_response
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import RateDecision, retry_after
+from pagelet.engine.outputs import EngineDead
 from pagelet.protocol.openai.common import Usage
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
@@ -108,6 +110,12 @@ class Gate:
             await self._app(scope, receive, tagged_send)
         except ClientDisconnect:
             context.status = _CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:
+            # The server ends, and this request took longer than a drain may: its body did not
+            # come, or its client does not read.
+            if context.status is None:
+                error = EngineDead("the server shut down before the request was answered")
+                await self._fail(error, context, scope, receive, tagged_send)
         except Exception as error:
             await self._fail(error, context, scope, receive, tagged_send)
         finally:

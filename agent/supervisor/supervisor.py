@@ -29,6 +29,9 @@ _STARTUP_TICK_SECONDS = 0.1
 _DRAIN_MARGIN_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACK_DUMP_SECONDS = 1.0
+_SAME_REQUEST_SECONDS = 0.5
+"""A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
+or a shell both pass it on."""
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +75,12 @@ class Supervisor:
         self._announced = False
         self._phase = _Phase.RUNNING
         self._deadline = 0.0  # of the phase
+        self._drain_began = 0.0
         self._exit_code = 0
 
     def run(self) -> int:
-        """Blocks until everything has ended; returns the exit code: 0 after a drain.
+        """Blocks until everything has ended; returns the exit code: 0 after a drain, 1 if it ran
+        out of time or was not finished for another reason.
 
         Raises `StartError` once everything has ended because a process cannot work as configured
         (exit code 78) or keeps crashing (1).
@@ -114,7 +119,7 @@ class Supervisor:
                     self._drain_timeout,
                 )
                 self._drain()
-            else:
+            elif time.monotonic() - self._drain_began >= _SAME_REQUEST_SECONDS:
                 log.warning("%s again: stopping at once", name)
                 self._exit_code = 128 + number
                 self._phase = _Phase.STOPPING
@@ -123,7 +128,8 @@ class Supervisor:
 
     def _drain(self) -> None:
         self._phase = _Phase.DRAINING
-        self._deadline = time.monotonic() + self._drain_timeout + _DRAIN_MARGIN_SECONDS
+        self._drain_began = time.monotonic()
+        self._deadline = self._drain_began + self._drain_timeout + _DRAIN_MARGIN_SECONDS
         self._view.close()
         for managed in self._all:
             managed.restart_at = None
@@ -160,8 +166,11 @@ class Supervisor:
             log.debug(ended)
         elif self._phase is _Phase.DRAINING:
             if managed is self._api:
-                log.log(logging.INFO if returncode == 0 else logging.ERROR, "%s: drained", ended)
-                self._exit_code = 0 if returncode == 0 else 1
+                if returncode == 0:
+                    log.info("%s: drained", ended)
+                else:
+                    log.error("%s: not drained, requests were cut off", ended)
+                    self._exit_code = 1
                 self._stop_cores()
             else:
                 log.error("%s while draining: its requests are lost", ended)

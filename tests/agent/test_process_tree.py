@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import httpx
 import pytest
 import zmq
 
+from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS
 from pagelet.protocol.kv_events import BlockStored, decode_batch
 from support.processes import MARKER, is_alive, marked_processes, wait_for
 
@@ -250,10 +252,27 @@ def test_sigterm_drains(serve: Callable[..., Served]) -> None:
 def test_a_drain_has_a_bound(serve: Callable[..., Served]) -> None:
     server = serve(*SLOW, "--drain-timeout", "0.5").wait_ready()
     load = Load(server)
-    server.supervisor.send_signal(signal.SIGTERM)
-    assert set(load.ends(60)) == {"error"}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        whole = threads.submit(server.post, 2000)
+        wait_for(lambda: server.metric("pagelet_open_requests") == 9)
+        with socket.create_connection(
+            (server.client.base_url.host, server.client.base_url.port)
+        ) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+            wait_for(lambda: server.metric("pagelet_open_requests") == 10)
+            server.supervisor.send_signal(signal.SIGTERM)
+            assert set(load.ends(60)) == {"error"}
+            assert b"503 Service Unavailable" in half.recv(1 << 16)
+        response = whole.result()
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    assert response.json()["error"]["code"] == "engine_unavailable"
     assert server.supervisor.wait(60) == 1
-    assert "8 requests did not finish within the 0.5 s of --drain-timeout" in server.log
+    assert "10 requests did not finish within the 0.5 s of --drain-timeout" in server.log
+    assert "API server ended with exit code 1: not drained, requests were cut off" in server.log
+    assert "Traceback" not in server.log
+    statuses = re.findall(r"request .*status=(\d+)", server.log)
+    assert sorted(statuses) == ["200"] * 8 + ["503"] * 2
     server.assert_nothing_left()
 
 
@@ -262,6 +281,7 @@ def test_a_second_signal_stops_at_once(serve: Callable[..., Served]) -> None:
     load = Load(server)
     server.supervisor.send_signal(signal.SIGINT)
     wait_for(lambda: server.get("/ready") == 503)
+    time.sleep(_SAME_REQUEST_SECONDS)
     server.supervisor.send_signal(signal.SIGINT)
     assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
     assert server.supervisor.wait(60) == 128 + signal.SIGINT

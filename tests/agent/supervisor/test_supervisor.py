@@ -6,12 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from pagelet.agent.supervisor.managed import Managed
+from pagelet.agent.supervisor.startup_view import StartupView
+from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS, Supervisor
 from support.processes import MARKER, is_alive, marked_processes, wait_for
 
 AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -139,9 +143,27 @@ def test_the_second_signal_stops_at_once(tree: Callable[..., Tree]) -> None:
     running = tree(api="never drains").wait_ready()
     running.supervisor.send_signal(signal.SIGTERM)
     wait_for(lambda: running.said("draining"))
+    time.sleep(_SAME_REQUEST_SECONDS)
     running.supervisor.send_signal(signal.SIGTERM)
     assert running.supervisor.wait(60) == 128 + signal.SIGTERM
     running.assert_nothing_left()
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    idle = Managed("API server", subprocess.Popen)
+    supervisor = Supervisor(
+        idle, [], drain_timeout=1.0, step_timeout=1.0, view=StartupView("http://here")
+    )
+    for now[0] in (100.0, 100.1, 100.4):
+        supervisor._handle_signal(signal.SIGINT)
+    assert "stopping at once" not in caplog.text
+    now[0] = 100.6
+    supervisor._handle_signal(signal.SIGINT)
+    assert "SIGINT again: stopping at once" in caplog.text
 
 
 def test_a_signal_during_start_up_just_stops(tree: Callable[..., Tree]) -> None:
