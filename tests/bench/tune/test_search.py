@@ -13,22 +13,25 @@ SPACE: dict[str, tuple[int | str, ...]] = {
 START: Settings = {"tokens": 256, "seqs": 4}
 
 
-@given(limit=st.floats(0.01, 100), upper=st.floats(0.01, 100), steps=st.integers(1, 8))
-def test_bisection_finds_the_rate_from_below(limit: float, upper: float, steps: int) -> None:
+@given(limit=st.floats(0.01, 100), guess=st.floats(0.01, 100), runs=st.integers(1, 10))
+def test_the_rate_is_closed_in_from_below(limit: float, guess: float, runs: int) -> None:
     tried: list[float] = []
 
     def keeps(rate: float) -> bool:
         tried.append(rate)
         return rate <= limit
 
-    found = best_rate(keeps, upper, steps)
-    assert found <= limit
-    assert found == 0.0 or found in tried
-    if upper > limit:
-        assert limit - found <= upper / 2**steps
-        assert len(tried) == steps + 1
+    found = best_rate(keeps, guess, runs)
+    assert len(tried) == runs
+    assert tried[0] == guess
+    assert found == max((rate for rate in tried if rate <= limit), default=0.0)
+    above = [rate for rate in tried if rate > limit]
+    if above:
+        doublings = tried.index(above[0])
+        halvings = runs - 1 - doublings
+        assert min(above) - found <= above[0] * (2**-halvings + 1e-9)
     else:
-        assert (found, tried) == (upper, [upper])
+        assert found == guess * 2 ** (runs - 1)
 
 
 @given(
