@@ -145,7 +145,7 @@ class Processor:
         if self._chat_template is None:
             raise InvalidRequest(
                 f"model {self._model_name!r} has no chat template: use /v1/completions, or start "
-                "the server with one (`chat_template`)"
+                "the server with --chat-template FILE"
             )
         if not messages:
             raise InvalidRequest("messages must not be empty", "messages")

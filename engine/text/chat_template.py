@@ -44,7 +44,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelSourceError(
                 f"chat template, line {error.lineno}: {error.message}; correct it or give another "
-                "with `chat_template`"
+                "with --chat-template"
             ) from error
         self._special_tokens = dict(special_tokens or {})
         self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])

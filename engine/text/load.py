@@ -13,14 +13,27 @@ from pagelet.engine.weights.gguf_file import GGUFFile
 _SPECIAL_TOKENS: Final = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
+_VOCABULARIES: Final = ("vocab*", "*.model", "*.tiktoken", "tekken.json", "dict.txt", "bpe.codes")
+"""Files that transformers reads a vocabulary from, besides tokenizer.json."""
+_REMEDY: Final = "give another tokenizer with --tokenizer"
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The tokenizer of a GGUF file, of a `tokenizer.json`, or else by way of transformers, which
     converts what SentencePiece and tiktoken wrote.
 
-    Raises ModelSourceError if there is none, or it cannot be read.
+    Raises ModelSourceError if there is none, it cannot be read, or it has no tokens for text.
     """
+    tokenizer = _load(files)
+    if tokenizer.vocab_size <= len(tokenizer.special_ids):
+        raise ModelSourceError(
+            f"{files.path}: its tokenizer has {tokenizer.vocab_size} tokens, none of them for "
+            f"text; {_REMEDY}"
+        )
+    return tokenizer
+
+
+def _load(files: ModelFiles) -> Tokenizer:
     if files.format == "gguf":
         read = read_gguf_tokenizer(GGUFFile(files.path).metadata)
         return Tokenizer(
@@ -51,6 +64,11 @@ def _content(token: Any) -> str | None:
 
 
 def _convert(files: ModelFiles) -> tokenizers.Tokenizer:
+    # Without any vocabulary transformers would make a tokenizer of special tokens alone.
+    if not any(path for pattern in _VOCABULARIES for path in files.path.glob(pattern)):
+        raise ModelSourceError(
+            f"{files.path}: has no tokenizer.json and no other vocabulary; {_REMEDY}"
+        )
     # Imported here since it takes seconds, and nearly all models have a tokenizer.json.
     from transformers import AutoTokenizer
 
@@ -59,12 +77,12 @@ def _convert(files: ModelFiles) -> tokenizers.Tokenizer:
     except Exception as error:  # whatever the files make it raise
         raise ModelSourceError(
             f"{files.path}: has no tokenizer.json, and transformers cannot read the tokenizer: "
-            f"{error}; give another with `tokenizer`"
+            f"{error}; {_REMEDY}"
         ) from error
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise ModelSourceError(
             f"{files.path}: {type(converted).__name__} has no tokenizer.json and cannot be "
-            "converted to one; give another with `tokenizer`"
+            f"converted to one; {_REMEDY}"
         )
     return backend

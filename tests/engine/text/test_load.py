@@ -71,8 +71,18 @@ def test_files_that_only_transformers_reads(tmp_path: Path) -> None:
 
 def test_no_tokenizer_and_a_damaged_one(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path, "safetensors", "tiny")
-    with pytest.raises(ModelSourceError, match=r"has no tokenizer\.json"):
+    # What a model's folder has without its tokenizer; transformers makes one of nothing from it.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ModelSourceError, match=r"has no tokenizer\.json .*--tokenizer"):
         load_tokenizer(files)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelSourceError, match=r"tokenizer\.json: .*download it again"):
         load_tokenizer(files)
+
+
+def test_a_tokenizer_of_special_tokens_alone(tmp_path: Path) -> None:
+    backend = Tokenizer(models.BPE())
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelSourceError, match=r"2 tokens, none of them for text.*--tokenizer"):
+        load_tokenizer(ModelFiles(tmp_path, "safetensors", "tiny"))
