@@ -164,6 +164,13 @@ def test_many_errors_are_not_spelled_out(server):
     assert "errors" in error_of(response)["message"]
 
 
+def test_bodies_of_very_many_values_are_refused_at_once(server):
+    response = server.post(PATH, json=CHAT | {"stop_token_ids": [0] * 500_000})
+    assert response.status_code == 413
+    assert "400000 elements" in error_of(response)["message"]
+    assert server.post(PATH, json=CHAT).status_code == 200
+
+
 def test_only_the_first_of_many_unknown_names_is_looked_at(server):
     body = CHAT | {f"x{i}": 1 for i in range(100_000)}
     response = server.post(PATH, json=body)
