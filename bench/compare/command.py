@@ -95,6 +95,9 @@ def compare(
     titles = [peer.title for peer in peers]
     rows = table.compare(measurements, presets, titles)
     text = table.markdown(rows, titles[0])
+    verdicts = table.against_the_best(measurements, presets, titles)
+    if verdicts:
+        text += "\n" + table.markdown_verdicts(verdicts)
     console.print(Markdown(text))
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)

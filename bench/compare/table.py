@@ -44,6 +44,18 @@ class Row:
     """Requests of the workload that failed, in all rounds."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A figure of one of the first server's variants against the best of all other servers."""
+
+    workload: str
+    metric: Metric
+    own: str
+    rival: str
+    """The other server, and its variant, that is best at this figure."""
+    advantage: Spread
+
+
 def compare(
     measurements: Sequence[Measurement], presets: Sequence[Preset], peers: Sequence[str]
 ) -> list[Row]:
@@ -51,22 +63,12 @@ def compare(
     against."""
     rows = []
     for preset in presets:
-        by_peer = {
-            peer: {
-                found.round: found.figures
-                for found in measurements
-                if (found.workload, found.peer) == (preset.name, peer)
-            }
-            for peer in peers
-        }
+        by_peer = {peer: _rounds(measurements, preset, peer) for peer in peers}
         for metric in preset.metrics:
             first = _values(by_peer[peers[0]], metric)
             for peer in peers:
                 values = _values(by_peer[peer], metric)
-                ratios = [
-                    _advantage(metric, first[number], values[number])
-                    for number in first.keys() & values.keys()
-                ]
+                ratios = _ratios(metric, first, values)
                 rows.append(
                     Row(
                         preset.name,
@@ -80,13 +82,62 @@ def compare(
     return rows
 
 
+def against_the_best(
+    measurements: Sequence[Measurement], presets: Sequence[Preset], peers: Sequence[str]
+) -> list[Verdict]:
+    """How each variant of the first server does against whichever of the others is best, figure by
+    figure; none where either has no value."""
+    name = _name(peers[0])
+    rivals = [peer for peer in peers if _name(peer) != name]
+    verdicts = []
+    for preset in presets:
+        for metric in preset.metrics:
+            values = {
+                peer: found
+                for peer in peers
+                if (found := _values(_rounds(measurements, preset, peer), metric))
+            }
+            ranked = sorted(
+                (peer for peer in rivals if peer in values),
+                key=lambda peer: statistics.median(values[peer].values()),
+                reverse=metric.better == "higher",
+            )
+            for own in peers:
+                if not ranked or own not in values or _name(own) != name:
+                    continue
+                ratios = _ratios(metric, values[own], values[ranked[0]])
+                if ratios:
+                    verdict = Verdict(preset.name, metric, own, ranked[0], Spread.of(ratios))
+                    verdicts.append(verdict)
+    return verdicts
+
+
+def _name(peer: str) -> str:
+    return peer.partition(":")[0]
+
+
+def _rounds(
+    measurements: Sequence[Measurement], preset: Preset, peer: str
+) -> dict[int, dict[str, Any]]:
+    """Figures by round."""
+    return {
+        found.round: found.figures
+        for found in measurements
+        if (found.workload, found.peer) == (preset.name, peer)
+    }
+
+
 def _values(rounds: dict[int, dict[str, Any]], metric: Metric) -> dict[int, float]:
     found = {number: metric.of(figures) for number, figures in rounds.items()}
     return {number: value for number, value in found.items() if value}
 
 
-def _advantage(metric: Metric, first: float, other: float) -> float:
-    return first / other if metric.better == "higher" else other / first
+def _ratios(metric: Metric, own: dict[int, float], other: dict[int, float]) -> list[float]:
+    """How many times better `own` is, in each round that both have."""
+    both = own.keys() & other.keys()
+    if metric.better == "higher":
+        return [own[number] / other[number] for number in both]
+    return [other[number] / own[number] for number in both]
 
 
 def markdown(rows: Sequence[Row], first: str) -> str:
@@ -101,6 +152,20 @@ def markdown(rows: Sequence[Row], first: str) -> str:
             value += f", {row.failed} failed"
         advantage = "" if row.advantage is None else f"{row.advantage} times"
         lines.append(f"| {row.workload} | {row.metric.text} | {row.peer} | {value} | {advantage} |")
+    return "\n".join(lines) + "\n"
+
+
+def markdown_verdicts(verdicts: Sequence[Verdict]) -> str:
+    """A table of `against_the_best`."""
+    lines = [
+        "| workload | figure | server | the best other server | is better by |",
+        "| --- | --- | --- | --- | ---: |",
+    ]
+    lines += [
+        f"| {found.workload} | {found.metric.text} | {found.own} | {found.rival} "
+        f"| {found.advantage} times |"
+        for found in verdicts
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from pagelet.bench.compare.presets import OUTPUT, PRESETS, TTFT, Metric, Preset, choose
 from pagelet.bench.compare.rounds import Measurement
-from pagelet.bench.compare.table import Spread, compare, markdown, plot
+from pagelet.bench.compare.table import (
+    Spread,
+    against_the_best,
+    compare,
+    markdown,
+    markdown_verdicts,
+    plot,
+)
 from pagelet.bench.load.run import Load
 from pagelet.bench.load.workload import Workload
 
@@ -73,6 +80,36 @@ def test_the_markdown_says_the_spread_and_what_failed() -> None:
         "| w | output tokens/s | b | 471 (325 to 617), 3 failed | 3.00 (2.00 to 4.00) times |",
         "| w | output tokens/s | c | -, 4 failed |  |",
     ]
+
+
+def test_each_variant_is_held_against_the_best_of_the_others_in_each_figure() -> None:
+    figures = {
+        "a:fast": (100.0, 10.0),
+        "a:slow": (60.0, 40.0),
+        "b:x": (50.0, 30.0),
+        "b:y": (40.0, 20.0),
+        "c:z": (0.0, 0.0),  # brought nothing
+    }
+    measurements = [
+        measured(peer, number, output_throughput=rate / slow, median_ttft_ms=ttft * slow)
+        for number, slow in enumerate((1, 2, 4))
+        for peer, (rate, ttft) in figures.items()
+    ]
+    verdicts = against_the_best(measurements, [preset(OUTPUT, TTFT)], list(figures))
+    assert [(found.own, found.rival, found.advantage.median) for found in verdicts] == [
+        ("a:fast", "b:x", 2.0),
+        ("a:slow", "b:x", 1.2),
+        ("a:fast", "b:y", 2.0),
+        ("a:slow", "b:y", 0.5),
+    ]
+    assert markdown_verdicts(verdicts).splitlines()[2:3] == [
+        "| w | output tokens/s | a:fast | b:x | 2.00 times |"
+    ]
+
+
+def test_without_others_there_is_no_best_of_them() -> None:
+    measurements = [measured(peer, 0, output_throughput=1.0) for peer in ("a:x", "a:y")]
+    assert against_the_best(measurements, [preset(OUTPUT)], ["a:x", "a:y"]) == []
 
 
 def test_a_plot_has_a_panel_a_workload(tmp_path: Path) -> None:
