@@ -54,7 +54,10 @@ class Peer:
         """Writes the model under `models` in the form that the peer reads, unless it is there;
         returns its path. Raises `PeerFailed`."""
         command = [*self._command("prepare"), str(model), self.variant, str(models)]
-        output = self._run(command, f"preparing the model for {self.title}", progress)
+        what = f"preparing the model for {self.title}"
+        output = self._run(command, what, progress)
+        if not output:
+            raise PeerFailed(f"{what}: its script names no file")
         return output[-1]
 
     @contextlib.contextmanager
@@ -79,10 +82,10 @@ class Peer:
             yield server
 
     def _command(self, verb: str) -> list[str]:
-        return [str(SCRIPTS / f"{self.name}.sh"), verb, str(self.folder)]
+        return ["bash", str(SCRIPTS / f"{self.name}.sh"), verb, str(self.folder)]
 
     def _run(self, command: list[str], what: str, progress: Progress) -> list[str]:
-        """The lines that the command wrote to stdout; stderr is only shown."""
+        """The lines that the command wrote. Raises `PeerFailed` with the last of them."""
         progress(what)
         lines: list[str] = []
         with subprocess.Popen(
@@ -103,7 +106,7 @@ class Peer:
             except BaseException:
                 process.terminate()
                 raise
-        if process.returncode != 0 or not (lines or command[1] == "install"):
+        if process.returncode != 0:
             raise PeerFailed(f"{what} failed:\n" + "\n".join(lines[-_LAST_LINES:]))
         return lines
 
