@@ -85,6 +85,7 @@ inline f32x16 round(f32x16 v) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(v.lo, mode), _mm256_round_ps(v.hi, mode)};
 }
+inline f32x16 floor(f32x16 v) { return {_mm256_floor_ps(v.lo), _mm256_floor_ps(v.hi)}; }
 inline __m256 power_of_two(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
@@ -147,22 +148,23 @@ inline bytes64 broadcast_4_bytes(const void* p) {
 }
 
 inline __m256i dot_u8_s8(__m256i acc, __m256i w, __m256i x) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
-}
-inline __m256i dot_u4_s8(__m256i acc, __m256i w, __m256i x) {
   const __m256i pairs = _mm256_maddubs_epi16(w, x);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-// acc[lane] += sum over 4 bytes of w (unsigned) * x (signed), exactly.
+inline __m256i dot_offset_s8(__m256i acc, __m256i w, __m256i x) {
+  const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+  return dot_u8_s8(acc, _mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
+}
+// acc[lane] += sum over 4 bytes of w (unsigned) * x (signed). Sums of two products must fit in 16
+// bits.
 inline i32x16 dot_u8_s8(i32x16 acc, bytes64 w, bytes64 x) {
   return {dot_u8_s8(acc.lo, w.lo, x.lo), dot_u8_s8(acc.hi, w.hi, x.hi)};
 }
-// The same for w < 16, whose sums of two products fit in 16 bits.
-inline i32x16 dot_u4_s8(i32x16 acc, bytes64 w, bytes64 x) {
-  return {dot_u4_s8(acc.lo, w.lo, x.lo), dot_u4_s8(acc.hi, w.hi, x.hi)};
+// acc[lane] += sum over 4 bytes of (w - 128 + kDotOffset) * x, for |x| < 128: as |w - 128| * (x
+// with the other's sign), whose sums of two fit.
+constexpr int kDotOffset = 0;
+inline i32x16 dot_offset_s8(i32x16 acc, bytes64 w, bytes64 x) {
+  return {dot_offset_s8(acc.lo, w.lo, x.lo), dot_offset_s8(acc.hi, w.hi, x.hi)};
 }
 
 inline f32x16 low_bf16(bytes64 w) {

@@ -51,6 +51,9 @@ inline f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }
 inline f32x16 round(f32x16 v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+inline f32x16 floor(f32x16 v) {
+  return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
 inline f32x16 scale_by_power_of_two(f32x16 v, f32x16 n) { return _mm512_scalef_ps(v, n); }
 inline f32x16 zero_below(f32x16 x, float bound, f32x16 v) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(bound), _CMP_NLT_UQ), v);
@@ -78,20 +81,9 @@ inline bytes64 broadcast_4_bytes(const void* p) {
   return _mm512_set1_epi32(word);
 }
 
-// acc[lane] += sum over 4 bytes of w (unsigned) * x (signed), exactly.
+// acc[lane] += sum over 4 bytes of w (unsigned) * x (signed). Without VNNI, sums of two products
+// must fit in 16 bits.
 inline i32x16 dot_u8_s8(i32x16 acc, bytes64 w, bytes64 x) {
-#if defined(__AVX512VNNI__)
-  return _mm512_dpbusd_epi32(acc, w, x);
-#else
-  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0xff)),
-                                         _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8));
-  return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
-#endif
-}
-
-// The same for w < 16, whose sums of two products fit in 16 bits.
-inline i32x16 dot_u4_s8(i32x16 acc, bytes64 w, bytes64 x) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(acc, w, x);
 #else
@@ -99,6 +91,20 @@ inline i32x16 dot_u4_s8(i32x16 acc, bytes64 w, bytes64 x) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
 }
+
+// acc[lane] += sum over 4 bytes of (w - 128 + kDotOffset) * x, for |x| < 128.
+#if defined(__AVX512VNNI__)
+constexpr int kDotOffset = 128;
+inline i32x16 dot_offset_s8(i32x16 acc, bytes64 w, bytes64 x) { return dot_u8_s8(acc, w, x); }
+#else
+constexpr int kDotOffset = 0;
+inline i32x16 dot_offset_s8(i32x16 acc, bytes64 w, bytes64 x) {
+  const __m512i value = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+  const __mmask64 negative = _mm512_movepi8_mask(value);  // |value| * (x with value's sign)
+  return dot_u8_s8(acc, _mm512_abs_epi8(value),
+                   _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x));
+}
+#endif
 
 // acc[lane] += w[2 lane] * x[0] + w[2 lane + 1] * x[1], in bf16.
 #if defined(__AVX512BF16__)

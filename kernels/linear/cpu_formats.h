@@ -182,7 +182,7 @@ struct Int8Format {
 
   template <class T>
   static void prepare(const T* x, int k, uint8_t* row) {
-    IntActivations::quantise(x, k, row, [](int32_t sum, float) { return -128 * sum; });
+    IntActivations::quantise(x, k, row, [](int32_t sum, float) { return -kDotOffset * sum; });
   }
 
   template <int R, int P>
@@ -208,7 +208,7 @@ struct Int8Format {
         }
         for (int r = 0; r < R; ++r) {
           const bytes64 value = broadcast_4_bytes(row.values + r * x_stride + kGroup * g + 4 * j);
-          for (int p = 0; p < P; ++p) dot[r][p] = dot_u8_s8(dot[r][p], weight[p], value);
+          for (int p = 0; p < P; ++p) dot[r][p] = dot_offset_s8(dot[r][p], weight[p], value);
         }
       }
       const uint8_t* scales = block + 1024 + (g % 2) * Scales::kBytes;
@@ -266,8 +266,8 @@ struct Int4Format {
           const uint8_t* values = row.values + r * x_stride + kGroup * g + 4 * j;
           const bytes64 first = broadcast_4_bytes(values), second = broadcast_4_bytes(values + 16);
           for (int p = 0; p < P; ++p) {
-            dot[r][p] = dot_u4_s8(dot[r][p], low[p], first);
-            dot[r][p] = dot_u4_s8(dot[r][p], high[p], second);
+            dot[r][p] = dot_u8_s8(dot[r][p], low[p], first);
+            dot[r][p] = dot_u8_s8(dot[r][p], high[p], second);
           }
         }
       }
