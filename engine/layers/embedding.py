@@ -1,61 +1,84 @@
 """Token embedding and language-model head, divided over ranks by vocabulary."""
 
-import torch
+import dataclasses
 
+import torch
+from torch.nn import functional
+
+from pagelet.engine.layers.context import TensorParallel
 from pagelet.engine.layers.linear import all_reduce_rows
-from pagelet.engine.layers.placement import LoadFunction, Placement, Weight, Weights
+from pagelet.engine.layers.linear_weight import LinearWeight
+from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder
+from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTensor, as_floats
+from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.embedding import embedding
 from pagelet.kernels.embedding.cpu import record_embedding
 from pagelet.kernels.linear import linear
-from pagelet.kernels.linear.cpu import linear as packed_linear
-from pagelet.kernels.linear.packed import LinearFormat, PackedLinear, pack_linear
 
 
-class _VocabularyTable:
+@dataclasses.dataclass(frozen=True)
+class VocabularyShard:
     """This rank's rows of a [vocab_size, hidden_size] table, padded to equal shards."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
-        self.vocab_size = vocab_size
-        self.tp = placement.tp
-        rows = -(-vocab_size // self.tp.size)
-        self.first_id = self.tp.rank * rows
-        self.weight = placement.empty(rows, hidden_size)
+    vocab_size: int
+    tp: TensorParallel
 
-    def weights(self, prefix: str) -> Weights:
-        yield Weight(f"{prefix}.weight", (self.vocab_size, self.weight.shape[1]), self._load())
+    @property
+    def num_rows(self) -> int:
+        """Of each rank."""
+        return -(-self.vocab_size // self.tp.size)
 
-    def _load(self) -> LoadFunction:
-        def load(full: torch.Tensor) -> None:
-            rows = full[self.first_id : self.first_id + self.weight.shape[0]]
-            self.weight[: rows.shape[0]].copy_(rows)
-            self.weight[rows.shape[0] :].zero_()
+    @property
+    def first_id(self) -> int:
+        """The token of this rank's first row."""
+        return self.tp.rank * self.num_rows
 
-        return load
+    def take(self, full: StoredTensor) -> StoredTensor:
+        """This rank's rows of the full table, with zeros for those that are no tokens."""
+        first = min(self.first_id, self.vocab_size)
+        count = min(self.num_rows, self.vocab_size - first)
+        rows, missing = full.narrow(0, first, count), self.num_rows - count
+        if not missing:
+            return rows
+        if isinstance(rows, QuantizedTensor):
+            return rows.pad_rows(missing)
+        return functional.pad(rows, (0, 0, 0, missing))
 
 
-class VocabParallelEmbedding(_VocabularyTable):
+class VocabParallelEmbedding:
     """Token ids [num_tokens] to embeddings [num_tokens, hidden_size]."""
 
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self.shard = VocabularyShard(vocab_size, placement.tp)
+        self.weight = placement.empty(self.shard.num_rows, hidden_size)
+
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.tp.all_reduce(embedding(token_ids, self.weight, self.first_id))
+        rows = embedding(token_ids, self.weight, self.shard.first_id)
+        return self.shard.tp.all_reduce(rows)
 
     def record(self, recorder: Recorder, out: torch.Tensor, scale: float) -> None:
         """Appends the look-up of the step's tokens, times `scale`."""
+        tp, first_id = self.shard.tp, self.shard.first_id
         record_embedding(
-            recorder.program,
-            recorder.input_ids,
-            self.weight,
-            out,
-            first_id=self.first_id,
-            scale=scale,
+            recorder.program, recorder.input_ids, self.weight, out, first_id=first_id, scale=scale
         )
-        if self.tp.size > 1:
-            recorder.call(lambda num_tokens: all_reduce_rows(self.tp, out, num_tokens))
+        if tp.size > 1:
+            recorder.call(lambda num_tokens: all_reduce_rows(tp, out, num_tokens))
+
+    def weights(self, prefix: str) -> Weights:
+        shape = self.shard.vocab_size, self.weight.shape[1]
+        yield Weight(f"{prefix}.weight", shape, self._load, self.weight)
+
+    def _load(self, full: StoredTensor) -> None:
+        self.weight.copy_(as_floats(self.shard.take(full), self.weight.dtype))
 
 
-class ParallelLMHead(_VocabularyTable):
-    """Hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size] on every rank."""
+class ParallelLMHead:
+    """Hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size] on every rank.
+
+    A head that is `tied_to` an embedding shares its table; on the CPU library, which reads a
+    packed weight faster, it has a copy of its own."""
 
     def __init__(
         self,
@@ -64,26 +87,30 @@ class ParallelLMHead(_VocabularyTable):
         placement: Placement,
         tied_to: VocabParallelEmbedding | None = None,
     ) -> None:
-        if tied_to is None:
-            super().__init__(vocab_size, hidden_size, placement)
-        else:
-            self.vocab_size, self.tp, self.first_id = vocab_size, tied_to.tp, tied_to.first_id
-            self.weight = tied_to.weight
-
-        self._packed: PackedLinear | None = None
-
-    def pack(self, linear_format: LinearFormat) -> None:
-        """From now on computes with the CPU library, to float32. Lets go of the weight, which a
-        tied embedding keeps."""
-        self._packed = pack_linear(self.weight, linear_format)
-        self.weight = self.weight.new_empty(0, 0)
+        self.shard = VocabularyShard(vocab_size, placement.tp)
+        sizes = [self.shard.num_rows]
+        self.weight = LinearWeight(sizes, hidden_size, placement, placement.head_packing)
+        self._shares_table = tied_to is not None and placement.head_packing is None
+        if tied_to is not None and self._shares_table:
+            self.weight.tensor = tied_to.weight
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._packed is None:
-            local = linear(hidden, self.weight)
+        if self.weight.packed:
+            local = hidden.new_empty(len(hidden), self.shard.num_rows, dtype=torch.float32)
+            program = Program()
+            self.weight.record(program, hidden, local)
+            program.run(len(hidden))
         else:
-            local = hidden.new_empty(len(hidden), self._packed.out_size, dtype=torch.float32)
-            packed_linear(hidden, self._packed, out=local)
-        logits = self.tp.all_gather(local)
+            local = linear(hidden, self.weight.tensor)
+        logits = self.shard.tp.all_gather(local)
         # The rows that pad the last shard are no tokens.
-        return logits[:, : self.vocab_size]
+        return logits[:, : self.shard.vocab_size]
+
+    def weights(self, prefix: str) -> Weights:
+        """`prefix` is the embedding's if the head is tied to it."""
+        if not self._shares_table:
+            shape = self.shard.vocab_size, self.weight.in_size
+            yield Weight(f"{prefix}.weight", shape, self._load, self.weight)
+
+    def _load(self, full: StoredTensor) -> None:
+        self.weight.load(0, self.shard.take(full))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from pagelet.engine.layers.context import TensorParallel
-from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.layers.linear_weight import LinearWeight
+from pagelet.engine.layers.placement import LoadFunction, Placement, Weight, Weights, load_into
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
+from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.kernels.linear import linear
-from pagelet.kernels.linear.cpu import record_linear
-from pagelet.kernels.linear.packed import pack_linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,9 @@ class ReplicatedLinear:
         return linear(x, self.weight)
 
     def weights(self, prefix: str) -> Weights:
-        yield Weight(f"{prefix}.weight", tuple(self.weight.shape), load_into(self.weight))
+        yield Weight(
+            f"{prefix}.weight", tuple(self.weight.shape), load_into(self.weight), self.weight
+        )
 
 
 class ColumnParallelLinear:
@@ -48,11 +50,12 @@ class ColumnParallelLinear:
         self, in_size: int, projections: Sequence[Projection], bias: bool, placement: Placement
     ) -> None:
         self.projections = projections
-        self.weight = placement.empty(sum(p.local_size for p in projections), in_size)
-        self.bias = placement.empty(self.weight.shape[0]) if bias else None
+        sizes = [p.local_size for p in projections]
+        self.weight = LinearWeight(sizes, in_size, placement, placement.packing)
+        self.bias = placement.empty(self.out_size) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight.tensor, self.bias)
 
     @property
     def out_size(self) -> int:
@@ -60,25 +63,31 @@ class ColumnParallelLinear:
         return sum(p.local_size for p in self.projections)
 
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Appends the product, with the weight packed in place of the one that it had."""
-        packed = pack_linear(self.weight, recorder.linear_format)
-        self.weight = self.weight.new_empty(0, 0)
-        record_linear(recorder.program, x, packed, out, self.bias)
+        """Appends the layer on x to `out`."""
+        self.weight.record(recorder.program, x, out, self.bias)
 
     def weights(self, prefix: str) -> Weights:
         row = 0
-        for p in self.projections:
-            rows = slice(row, row + p.local_size)
+        for index, p in enumerate(self.projections):
             yield Weight(
                 f"{prefix}.{p.name}.weight",
-                (p.out_size, self.weight.shape[1]),
-                load_into(self.weight[rows], 0, p.part),
+                (p.out_size, self.weight.in_size),
+                self._load_part(index),
+                self.weight,
             )
             if self.bias is not None:
-                yield Weight(
-                    f"{prefix}.{p.name}.bias", (p.out_size,), load_into(self.bias[rows], 0, p.part)
-                )
+                rows = self.bias[row : row + p.local_size]
+                load = load_into(rows, 0, p.part)
+                yield Weight(f"{prefix}.{p.name}.bias", (p.out_size,), load, self.bias)
             row += p.local_size
+
+    def _load_part(self, index: int) -> LoadFunction:
+        size, part = self.projections[index].local_size, self.projections[index].part
+
+        def load(full: StoredTensor) -> None:
+            self.weight.load(index, full.narrow(0, part * size, size))
+
+        return load
 
 
 class RowParallelLinear:
@@ -86,31 +95,32 @@ class RowParallelLinear:
 
     def __init__(self, in_size: int, out_size: int, bias: bool, placement: Placement) -> None:
         self.tp = placement.tp
-        self.weight = placement.empty(out_size, placement.share(in_size))
+        self.weight = LinearWeight(
+            [out_size], placement.share(in_size), placement, placement.packing
+        )
         self.bias = placement.empty(out_size) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # One rank adds the bias, so that the sum holds it once.
         bias = self.bias if self.tp.rank == 0 else None
-        return self.tp.all_reduce(linear(x, self.weight, bias))
+        return self.tp.all_reduce(linear(x, self.weight.tensor, bias))
 
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
         """As `ColumnParallelLinear.record`, and the sum over the ranks."""
-        packed = pack_linear(self.weight, recorder.linear_format)
-        self.weight = self.weight.new_empty(0, 0)
-        record_linear(recorder.program, x, packed, out, self.bias if self.tp.rank == 0 else None)
+        self.weight.record(recorder.program, x, out, self.bias if self.tp.rank == 0 else None)
         if self.tp.size > 1:
             recorder.call(lambda num_tokens: all_reduce_rows(self.tp, out, num_tokens))
 
     def weights(self, prefix: str) -> Weights:
-        out_size, local_in = self.weight.shape
-        yield Weight(
-            f"{prefix}.weight",
-            (out_size, local_in * self.tp.size),
-            load_into(self.weight, 1, self.tp.rank),
-        )
+        in_size = self.weight.in_size
+        shape = self.weight.out_size, in_size * self.tp.size
+
+        def load(full: StoredTensor) -> None:
+            self.weight.load(0, full.narrow(1, self.tp.rank * in_size, in_size))
+
+        yield Weight(f"{prefix}.weight", shape, load, self.weight)
         if self.bias is not None:
-            yield Weight(f"{prefix}.bias", (out_size,), load_into(self.bias))
+            yield Weight(f"{prefix}.bias", shape[:1], load_into(self.bias), self.bias)
 
 
 def all_reduce_rows(tp: TensorParallel, buffer: torch.Tensor, num_tokens: int) -> None:

@@ -62,10 +62,8 @@ class SparseMoE:
         for expert in range(self.config.num_experts):
             gate, up = self.gate_up[expert, :local], self.gate_up[expert, local:]
             name = f"{prefix}.experts.{expert}"
-            yield Weight(f"{name}.{self.names.gate}.weight", wide, load_into(gate, 0, rank))
-            yield Weight(f"{name}.{self.names.up}.weight", wide, load_into(up, 0, rank))
-            yield Weight(
-                f"{name}.{self.names.down}.weight",
-                wide[::-1],
-                load_into(self.down[expert], 1, rank),
-            )
+            for matrix, rows in ((self.names.gate, gate), (self.names.up, up)):
+                load = load_into(rows, 0, rank)
+                yield Weight(f"{name}.{matrix}.weight", wide, load, self.gate_up)
+            load = load_into(self.down[expert], 1, rank)
+            yield Weight(f"{name}.{self.names.down}.weight", wide[::-1], load, self.down)

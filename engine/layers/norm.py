@@ -49,5 +49,9 @@ class RMSNorm:
 
     def weights(self, prefix: str) -> Weights:
         yield Weight(
-            f"{prefix}.weight", tuple(self.weight.shape), load_into(self.weight), is_norm=True
+            f"{prefix}.weight",
+            tuple(self.weight.shape),
+            load_into(self.weight),
+            self.weight,
+            is_norm=True,
         )

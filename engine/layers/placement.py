@@ -2,12 +2,24 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
 from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.weights.quantized_tensor import StoredTensor, as_floats
+from pagelet.kernels.linear.packed import LinearFormat
 
-LoadFunction = Callable[[torch.Tensor], None]
+LoadFunction = Callable[[StoredTensor], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How the CPU library holds the weight of a linear layer."""
+
+    format: LinearFormat
+    keep_quantized: bool = False
+    """What the checkpoint has quantised stays so, in place of `format`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +29,10 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel = SINGLE
+    packing: Packing | None = None
+    """Of linear layers; None for a model that runs on torch's operations."""
+    head_packing: Packing | None = None
+    """Of the language-model head, which few bits harm most."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         """An uninitialised weight."""
@@ -28,6 +44,13 @@ class Placement:
         return size // self.tp.size
 
 
+class Storage(Protocol):
+    """What holds one weight or several: a tensor, or a layer's packed weights."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Weight:
     """One tensor of the checkpoint, and a layer's way of taking its shard of it."""
@@ -36,6 +59,8 @@ class Weight:
     shape: tuple[int, ...]
     """Of the full tensor."""
     load: LoadFunction
+    storage: Storage
+    """Of this rank; shared with the other weights that lie in it."""
     is_norm: bool = False
     """A scale of a normalisation, which starts neutral where other weights start random."""
 
@@ -46,10 +71,10 @@ Weights = Iterator[Weight]
 def load_into(destination: torch.Tensor, dim: int | None = None, part: int = 0) -> LoadFunction:
     """Copies part number `part` along `dim` of a full tensor, or all of it, into a weight."""
 
-    def load(full: torch.Tensor) -> None:
+    def load(full: StoredTensor) -> None:
         if dim is not None:
             size = destination.shape[dim]
             full = full.narrow(dim, part * size, size)
-        destination.copy_(full)
+        destination.copy_(as_floats(full, destination.dtype))
 
     return load

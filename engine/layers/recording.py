@@ -14,7 +14,6 @@ import torch
 from pagelet.engine.layers.context import AttentionMetadata, KVBinding
 from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.cpu.program import Program
-from pagelet.kernels.linear.packed import LinearFormat
 
 NUM_TOKENS, NUM_REQUESTS = 0, 1
 """The sizes that a replay gives, by their index."""
@@ -48,16 +47,13 @@ class Recorder:
         self,
         *,
         dtype: torch.dtype,
-        linear_format: LinearFormat,
         max_tokens: int,
         max_requests: int,
         max_model_len: int,
         kv: Sequence[KVBinding],
     ) -> None:
-        """`linear_format` is that of the weights of linear layers; `kv` is where each layer's keys
-        and values live."""
+        """`kv` is where each layer's keys and values live."""
         self.dtype = dtype
-        self.linear_format = linear_format
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
         self.kv = kv

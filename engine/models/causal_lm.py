@@ -14,7 +14,7 @@ from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder, ResidualStream
 from pagelet.engine.layers.rotary import RotaryEmbedding, Rotation
 from pagelet.engine.model_config import ModelConfig
-from pagelet.kernels.linear.packed import LinearFormat
+from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.kernels.precision import accumulation_dtype
 
 
@@ -83,11 +83,11 @@ class CausalLM(abc.ABC):
         scale = torch.tensor(self.config.embedding_scale or 1.0, dtype=self.placement.dtype)
         return float(scale)
 
-    def record(self, recorder: Recorder, head_format: LinearFormat) -> torch.Tensor:
+    def record(self, recorder: Recorder) -> torch.Tensor:
         """Records the forward pass over the CPU library's operations, and returns the buffer
         [max_tokens, hidden_size] that will hold the final hidden states.
 
-        The weights of linear layers are packed and let go of: `forward` cannot be called any more.
+        For a model whose placement has a packing, and in place of `forward`, which it has not.
         """
         stream = recorder.stream(self.config.hidden_size)
         tables = [
@@ -98,7 +98,6 @@ class CausalLM(abc.ABC):
             sliding = layer in self.config.sliding_layers
             decoder_layer.record(recorder, stream, tables[sliding])
         self.norm.record_add(recorder, stream)
-        self.lm_head.pack(head_format)
         return stream.normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -110,21 +109,30 @@ class CausalLM(abc.ABC):
         return logits
 
     def weights(self) -> Weights:
-        """The tensors of a checkpoint of this model, under Hugging Face's names."""
+        """The tensors of a checkpoint of this model, under Hugging Face's names; a name comes twice
+        if two layers take the tensor."""
         yield from self.embed_tokens.weights("model.embed_tokens")
         for layer, decoder_layer in enumerate(self.layers):
             yield from decoder_layer.weights(f"model.layers.{layer}")
         yield from self.norm.weights("model.norm")
-        if not self.config.tie_word_embeddings:
-            yield from self.lm_head.weights("lm_head")
+        tied = self.config.tie_word_embeddings
+        yield from self.lm_head.weights("model.embed_tokens" if tied else "lm_head")
 
-    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes this rank's shards of full checkpoint tensors, in any order and floating type.
+    @property
+    def weight_bytes(self) -> int:
+        """What this rank's loaded weights take in memory."""
+        storages = {id(weight.storage): weight.storage for weight in self.weights()}
+        return sum(storage.nbytes for storage in storages.values())
+
+    def load_weights(self, tensors: Iterable[tuple[str, StoredTensor]]) -> None:
+        """Takes this rank's shards of full checkpoint tensors, in any order and type.
 
         Raises ValueError for a tensor that the model does not have, one of another shape, and at
         the end for those that are missing.
         """
-        wanted: dict[str, Weight] = {weight.name: weight for weight in self.weights()}
+        wanted: dict[str, list[Weight]] = {}
+        for weight in self.weights():
+            wanted.setdefault(weight.name, []).append(weight)
         missing = set(wanted)
         unexpected = []
         for name, tensor in tensors:
@@ -133,13 +141,14 @@ class CausalLM(abc.ABC):
                 if not (name == "lm_head.weight" and self.config.tie_word_embeddings):
                     unexpected.append(name)
                 continue
-            weight = wanted[name]
-            if tuple(tensor.shape) != weight.shape:
+            shape = wanted[name][0].shape
+            if tuple(tensor.shape) != shape:
                 raise ValueError(
                     f"{name}: the checkpoint has shape {list(tensor.shape)}, but its configuration "
-                    f"asks for {list(weight.shape)}"
+                    f"asks for {list(shape)}"
                 )
-            weight.load(tensor)
+            for weight in wanted[name]:
+                weight.load(tensor)
             missing.discard(name)
         problems = [
             f"{len(names)} {what}: {', '.join(sorted(names)[:5])}{', ...' if names[5:] else ''}"

@@ -3,7 +3,7 @@
 import torch
 
 from pagelet.engine.layers.context import SINGLE, TensorParallel
-from pagelet.engine.layers.placement import Placement
+from pagelet.engine.layers.placement import Packing, Placement
 from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
@@ -30,8 +30,11 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     tp: TensorParallel = SINGLE,
+    packing: Packing | None = None,
+    head_packing: Packing | None = None,
 ) -> CausalLM:
-    """The model with uninitialised weights, as one tensor-parallel rank of it.
+    """The model with uninitialised weights, as one tensor-parallel rank of it; for the CPU library
+    with the packing of its linear layers and of its head.
 
     Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
     for a tensor-parallel size that does not divide the model; each error names what would work.
@@ -42,4 +45,5 @@ def build_model(
             f"{', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     check_tensor_parallel(config, tp.size)
-    return MODELS[config.architecture](config, Placement(dtype, torch.device(device), tp))
+    placement = Placement(dtype, torch.device(device), tp, packing, head_packing)
+    return MODELS[config.architecture](config, placement)

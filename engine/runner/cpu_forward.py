@@ -5,6 +5,7 @@ import os
 import torch
 
 from pagelet.engine.layers.context import AttentionMetadata, KVBinding
+from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.kernels.cpu.library import status
@@ -26,40 +27,37 @@ def why_not_recorded(
     return status().reason or unsupported(head_dim, block_size, dtype)
 
 
-def linear_formats(
-    quantization: Quantization, dtype: torch.dtype
-) -> tuple[LinearFormat, LinearFormat]:
-    """Formats of the layers' weights and of the head's, which 4 bits would harm most."""
+def choose_packing(quantization: Quantization, dtype: torch.dtype) -> tuple[Packing, Packing]:
+    """How the weights of linear layers are held, and those of the head, which 4 bits would harm
+    most."""
     if quantization == "int8":
-        return "q8", "q8"
+        return Packing("q8"), Packing("q8")
     if quantization == "int4":
-        return "q4", "q8"
-    return _FLOAT_FORMATS[dtype], _FLOAT_FORMATS[dtype]
+        return Packing("q4"), Packing("q8")
+    packing = Packing(_FLOAT_FORMATS[dtype], keep_quantized=quantization == "auto")
+    return packing, packing
 
 
 class CpuForward:
-    """Takes the place of `CausalLM.forward`."""
+    """Takes the place of `CausalLM.forward`, for a model that was built with a packing."""
 
     def __init__(
         self,
         model: CausalLM,
         kv: list[KVBinding],
-        quantization: Quantization,
         *,
         max_tokens: int,
         max_requests: int,
         max_model_len: int,
     ) -> None:
-        layers, head = linear_formats(quantization, model.placement.dtype)
         self._recorder = Recorder(
             dtype=model.placement.dtype,
-            linear_format=layers,
             max_tokens=max_tokens,
             max_requests=max_requests,
             max_model_len=max_model_len,
             kv=kv,
         )
-        self._hidden = model.record(self._recorder, head)
+        self._hidden = model.record(self._recorder)
 
     def __call__(
         self,

@@ -1,6 +1,5 @@
 """Runs steps: state rows, forward pass, sampling."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,11 +14,12 @@ from pagelet.engine.layers.context import (
     KVBinding,
     TensorParallel,
 )
+from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
-from pagelet.engine.runner.cpu_forward import CpuForward, why_not_recorded
+from pagelet.engine.runner.cpu_forward import CpuForward, choose_packing, why_not_recorded
 from pagelet.engine.runner.device import choose_device, choose_dtype
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.memory import (
@@ -32,7 +32,8 @@ from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprob
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
-from pagelet.protocol.config import EngineOptions
+from pagelet.engine.weights.quantized_tensor import StoredTensor
+from pagelet.protocol.config import EngineOptions, Quantization
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
 """Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
@@ -47,7 +48,7 @@ class ModelRunner:
         self,
         options: EngineOptions,
         config: ModelConfig,
-        weights: Iterable[tuple[str, torch.Tensor]] | None,
+        weights: Iterable[tuple[str, StoredTensor]] | None,
         max_model_len: int,
         *,
         tp: TensorParallel = SINGLE,
@@ -64,13 +65,14 @@ class ModelRunner:
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
         self.device = choose_device(options.device, tp.rank)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
-        self._model = _load_model(config, weights, self.dtype, self.device, tp)
-        stage("making the KV cache")
         block_size = options.cache.block_size
+        packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
+        self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
+        stage("making the KV cache")
         self.layout = kv_layout(config, block_size, self.dtype, tp.size)
         fitting = count_blocks(
             options.cache,
-            read_device_memory(self.device, _weight_bytes(self._model)),
+            read_device_memory(self.device, self._model.weight_bytes),
             activation_bytes(config, options, max_model_len, self.dtype),
             self.layout,
             max_model_len,
@@ -83,29 +85,33 @@ class ModelRunner:
         self._kv = _make_kv_cache(
             self.layout, config.num_layers, self.num_blocks, page_shape, self.dtype, self.device
         )
-        self._forward = self._choose_forward(options, config, block_size, max_model_len)
+        self._forward = self._make_forward(options, max_model_len)
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
         )
 
-    def _choose_forward(
-        self, options: EngineOptions, config: ModelConfig, block_size: int, max_model_len: int
-    ) -> Forward:
-        quantization = options.model.quantization
-        reason = why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
+    def _choose_packings(
+        self, quantization: Quantization, head_dim: int, block_size: int
+    ) -> tuple[Packing, Packing] | None:
+        """For layers and head; None if the model is to run on torch's operations."""
+        reason = why_not_recorded(self.device, self.dtype, head_dim, block_size)
         if reason is None:
-            return CpuForward(
-                self._model,
-                self._kv,
-                quantization,
-                max_tokens=options.scheduler.max_num_batched_tokens,
-                max_requests=options.scheduler.max_num_seqs,
-                max_model_len=max_model_len,
-            )
-        if quantization != "none":
+            return choose_packing(quantization, self.dtype)
+        if quantization in ("int8", "int4"):
             raise ConfigurationError(
                 f"--quantization {quantization} needs the CPU library, which cannot run this model "
                 f"here: {reason}. Leave --quantization out"
+            )
+        return None
+
+    def _make_forward(self, options: EngineOptions, max_model_len: int) -> Forward:
+        if self._model.placement.packing is not None:
+            return CpuForward(
+                self._model,
+                self._kv,
+                max_tokens=options.scheduler.max_num_batched_tokens,
+                max_requests=options.scheduler.max_num_seqs,
+                max_model_len=max_model_len,
             )
         return lambda input_ids, positions, attention: self._model.forward(
             input_ids, positions, ForwardContext(attention, self._kv)
@@ -138,13 +144,14 @@ class ModelRunner:
 
 def _load_model(
     config: ModelConfig,
-    weights: Iterable[tuple[str, torch.Tensor]] | None,
+    weights: Iterable[tuple[str, StoredTensor]] | None,
     dtype: torch.dtype,
     device: torch.device,
     tp: TensorParallel,
+    packings: tuple[Packing, Packing] | None,
 ) -> CausalLM:
     try:
-        model = build_model(config, dtype, device, tp)
+        model = build_model(config, dtype, device, tp, *(packings or ()))
         if weights is None:
             model.init_dummy()
         else:
@@ -152,12 +159,6 @@ def _load_model(
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     return model
-
-
-def _weight_bytes(model: CausalLM) -> int:
-    """Of one rank; that norms are not divided is too little to count."""
-    elements = sum(math.prod(weight.shape) for weight in model.weights())
-    return elements * model.placement.dtype.itemsize // model.placement.tp.size
 
 
 def _make_kv_cache(

@@ -31,6 +31,15 @@ def is_quantized(ggml_type: GGMLType) -> bool:
     return ggml_type not in _FLOATS
 
 
+def check_supported(ggml_type: GGMLType) -> None:
+    """Raises ModelSourceError, naming those that are, if a type can't be unpacked."""
+    if ggml_type not in _UNPACK and ggml_type not in _FLOATS:
+        supported = ", ".join(t.name for t in (*_UNPACK, *_FLOATS))
+        raise ModelSourceError(
+            f"tensors in {ggml_type.name} can't be loaded; use a file in one of: {supported}"
+        )
+
+
 def view_floats(
     data: npt.NDArray[np.uint8], ggml_type: GGMLType, shape: tuple[int, ...]
 ) -> torch.Tensor:
@@ -50,11 +59,7 @@ def dequantize(
     """
     if ggml_type in _FLOATS:
         return view_floats(data, ggml_type, shape).to(dtype, copy=True)
-    if ggml_type not in _UNPACK:
-        supported = ", ".join(t.name for t in (*_UNPACK, *_FLOATS))
-        raise ModelSourceError(
-            f"tensors in {ggml_type.name} can't be loaded; use a file in one of: {supported}"
-        )
+    check_supported(ggml_type)
     unpack = _UNPACK[ggml_type]
     blocks = torch.from_numpy(data).view(-1, ggml_type.block_bytes)
     result = torch.empty(math.prod(shape), dtype=dtype)

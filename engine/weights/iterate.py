@@ -9,10 +9,11 @@ import torch
 
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.weights.dequantize import dequantize, is_quantized, view_floats
+from pagelet.engine.weights.dequantize import check_supported, dequantize, is_quantized, view_floats
 from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGUFError, GGUFFile, GGUFTensor
 from pagelet.engine.weights.gguf_names import hf_name
+from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTensor, as_floats
 
 _FLOAT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _VISION: Final = ("vision_tower.", "multi_modal_projector.")
@@ -24,23 +25,20 @@ def iterate_weights(
     files: ModelFiles,
     config: ModelConfig,
     progress: Callable[[int, int], None] | None = None,
-    *,
-    dequantized_dtype: torch.dtype = torch.float32,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, StoredTensor]]:
     """Yields (parameter name, tensor) in the order of the files.
 
-    Floats come as they are stored, as views of the mapped file that are paged in when they are
-    read: copy them, and never write to them. Quantised tensors are unpacked to
-    `dequantized_dtype`, one at a time. A tied output matrix is left out. `progress` gets bytes
-    done and bytes in all. Raises ModelSourceError that names the file, where one is missing or
-    damaged.
+    Tensors come as they are stored, floats or quantised, as views of the mapped file that are
+    paged in when they are read: never write to them. A tied output matrix is left out. `progress`
+    gets bytes done and bytes in all. Raises ModelSourceError that names the file, where one is
+    missing or damaged.
     """
     paths = files.weight_files()
     total = sum(path.stat().st_size for path in paths)
     finished = 0
     for path in paths:
         done = finished
-        stored = _gguf(path, config, dequantized_dtype) if files.format == "gguf" else _shard(path)
+        stored = _gguf(path, config) if files.format == "gguf" else _shard(path)
         for name, tensor, nbytes in stored:
             done += nbytes
             if not (config.tie_word_embeddings and name == "lm_head.weight"):
@@ -52,7 +50,7 @@ def iterate_weights(
             progress(finished, total)
 
 
-def _shard(path: Path) -> Iterator[tuple[str, torch.Tensor, int]]:
+def _shard(path: Path) -> Iterator[tuple[str, StoredTensor, int]]:
     """Of a safetensors file: (name, tensor, bytes in the file)."""
     try:
         # Maps the file; a truncated one or one with overlapping tensors is refused here.
@@ -82,9 +80,7 @@ def _text_model_name(name: str) -> str | None:
     return name
 
 
-def _gguf(
-    path: Path, config: ModelConfig, dtype: torch.dtype
-) -> Iterator[tuple[str, torch.Tensor, int]]:
+def _gguf(path: Path, config: ModelConfig) -> Iterator[tuple[str, StoredTensor, int]]:
     """Of a GGUF file: (name, tensor, bytes in the file)."""
     file = GGUFFile(path)
     for tensor in file.tensors.values():
@@ -97,7 +93,7 @@ def _gguf(
         if target is None:
             continue
         if not target.stacked:
-            weight = _load(file, tensor, tensor.shape, 0, dtype)
+            weight = _load(file, tensor, tensor.shape, 0)
             yield (
                 target.names[0],
                 _as_hugging_face(file, weight, tensor.name, config),
@@ -110,30 +106,33 @@ def _gguf(
                 f"metadata says {len(target.names)}"
             )
         for expert, name in enumerate(target.names):
-            weight = _load(file, tensor, tensor.shape[1:], expert, dtype)
+            weight = _load(file, tensor, tensor.shape[1:], expert)
             yield name, weight, tensor.nbytes // len(target.names)
 
 
-def _load(
-    file: GGUFFile, tensor: GGUFTensor, shape: tuple[int, ...], index: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _load(file: GGUFFile, tensor: GGUFTensor, shape: tuple[int, ...], index: int) -> StoredTensor:
     """The `index`-th piece of `shape` of a tensor."""
     size = tensor.ggml_type.block_bytes * (torch.Size(shape).numel() // tensor.ggml_type.block_size)
     data = file.data(tensor.name)[index * size : (index + 1) * size]
     if not is_quantized(tensor.ggml_type):
         return view_floats(data, tensor.ggml_type, shape)
     try:
-        return dequantize(data, tensor.ggml_type, shape, dtype)
+        check_supported(tensor.ggml_type)
     except ModelSourceError as error:
         raise GGUFError(f"{file.path}: {error}") from error
+    if len(shape) != 2:  # a vector, of which there is little to save
+        return dequantize(data, tensor.ggml_type, shape, torch.float32)
+    rows = torch.from_numpy(data).view(shape[0], -1)
+    return QuantizedTensor(rows, tensor.ggml_type, 0, shape[1])
 
 
 def _as_hugging_face(
-    file: GGUFFile, weight: torch.Tensor, gguf_name: str, config: ModelConfig
-) -> torch.Tensor:
+    file: GGUFFile, weight: StoredTensor, gguf_name: str, config: ModelConfig
+) -> StoredTensor:
     """Undoes what llama.cpp's converter does to some weights."""
     if config.norm_plus_one and gguf_name.endswith("norm.weight"):
-        return weight - 1  # the converter adds the 1 of Gemma's RMSNorm
+        # The converter adds the 1 of Gemma's RMSNorm.
+        return as_floats(weight, torch.float32) - 1
     if config.architecture in ("LlamaForCausalLM", "MixtralForCausalLM"):
         for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
             if part in gguf_name:
@@ -142,17 +141,19 @@ def _as_hugging_face(
                         f"{file.path}: tensor {gguf_name!r} has {weight.shape[0]} rows, where the "
                         f"metadata says {num_heads} heads of {config.head_dim}"
                     )
-                return _to_halves(weight, num_heads)
+                order = _halves_order(num_heads, config.head_dim)
+                if isinstance(weight, QuantizedTensor):
+                    return weight.reorder_rows(order)
+                return weight[order]
     return weight
 
 
-def _to_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of q or k from interleaved to half-split rotary order.
+def _halves_order(num_heads: int, head_dim: int) -> torch.Tensor:
+    """Rows of q or k from interleaved to half-split rotary order: which row to take for each.
 
     For the architecture `llama` (no other) the converter interleaves the rows of each head, so that
     a pair that is rotated together lies side by side; Hugging Face's models rotate row i with row
     i + head_dim / 2.
     """
-    # [num_heads, head_dim / 2, 2, ...] to [num_heads, 2, head_dim / 2, ...]
-    pairs = weight.view(num_heads, -1, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)
+    pairs = torch.arange(num_heads * head_dim).view(num_heads, head_dim // 2, 2)
+    return pairs.transpose(1, 2).flatten()

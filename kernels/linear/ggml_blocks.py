@@ -1,8 +1,8 @@
-"""GGML's quantised blocks as packed weights, number by number: nothing is widened or rounded again.
+"""GGML's quantised blocks number by number: nothing is widened or rounded again.
 
 Layouts are those of ggml's `ggml-common.h`. Blocks run along a row of the weight, so rows may be
-reordered before or after. Types that are not here have groups of 16 inputs or 5 and 6 bits; packing
-their floats as q8 loses less than a hundredth of what their own quantisation did.
+reordered before or after. Types that are not here have groups of 16 inputs or 5 and 6 bits: their
+floats can be packed as q8, which adds some hundredths to the error that is in them already.
 """
 
 from collections.abc import Callable
@@ -10,49 +10,47 @@ from typing import Final
 
 import torch
 
-from pagelet.kernels.linear.packed import GROUP, PackedLinear
+from pagelet.kernels.linear.packed import GROUP
+from pagelet.kernels.linear.quantized import QuantizedWeight
 
 
-def pack_ggml(data: torch.Tensor, type_name: str, out_size: int, in_size: int) -> PackedLinear:
-    """Packs the bytes of a weight [out_size, in_size] in the type Q4_0, Q4_1, Q4_K or Q8_0.
-
-    data: uint8, the blocks row by row.
-    """
-    return PACKERS[type_name](data.view(out_size, -1), in_size)
+def unpack_ggml(rows: torch.Tensor, type_name: str) -> QuantizedWeight:
+    """A weight from its rows of blocks, uint8 [out_size, bytes a row], of a type in `UNPACKERS`."""
+    return UNPACKERS[type_name](rows)
 
 
-def _pack_q8_0(rows: torch.Tensor, in_size: int) -> PackedLinear:
+def _unpack_q8_0(rows: torch.Tensor) -> QuantizedWeight:
     """Block: float16 scale, 32 int8."""
     blocks = rows.view(rows.shape[0], -1, 2 + GROUP)
-    values = blocks[:, :, 2:].reshape(-1, in_size).view(torch.int8)
-    return PackedLinear.from_q8_blocks(_halves(blocks, 0), values)
+    values = blocks[:, :, 2:].flatten(1).view(torch.int8)
+    return QuantizedWeight(_halves(blocks, 0), values)
 
 
-def _pack_q4_0(rows: torch.Tensor, in_size: int) -> PackedLinear:
+def _unpack_q4_0(rows: torch.Tensor) -> QuantizedWeight:
     """Block: float16 scale, 16 bytes of nibbles; weight = scale * (nibble - 8)."""
     blocks = rows.view(rows.shape[0], -1, 2 + GROUP // 2)
     scales = _halves(blocks, 0)
-    return PackedLinear.from_q4_blocks(scales, -8 * scales, _nibbles(blocks[:, :, 2:], in_size))
+    return QuantizedWeight(scales, _nibbles(blocks[:, :, 2:]), -8 * scales)
 
 
-def _pack_q4_1(rows: torch.Tensor, in_size: int) -> PackedLinear:
+def _unpack_q4_1(rows: torch.Tensor) -> QuantizedWeight:
     """Block: float16 scale, float16 minimum, 16 bytes of nibbles."""
     blocks = rows.view(rows.shape[0], -1, 4 + GROUP // 2)
     scales, minima = _halves(blocks, 0), _halves(blocks, 2)
-    return PackedLinear.from_q4_blocks(scales, minima, _nibbles(blocks[:, :, 4:], in_size))
+    return QuantizedWeight(scales, _nibbles(blocks[:, :, 4:]), minima)
 
 
-def _pack_q4_k(rows: torch.Tensor, in_size: int) -> PackedLinear:
+def _unpack_q4_k(rows: torch.Tensor) -> QuantizedWeight:
     """Block of 256: float16 scales of scales and of minima, eight 6-bit pairs of those in 12 bytes,
     128 bytes of nibbles; weight = scale * nibble - minimum."""
     blocks = rows.view(rows.shape[0], -1, 144)
     low, middle, rest = blocks[:, :, 4:16].view(*blocks.shape[:2], 3, 4).unbind(2)
     scales = torch.cat([low & 63, (rest & 15) | (low >> 6 << 4)], dim=2)
     minima = torch.cat([middle & 63, (rest >> 4) | (middle >> 6 << 4)], dim=2)
-    return PackedLinear.from_q4_blocks(
+    return QuantizedWeight(
         (_halves(blocks, 0).unsqueeze(2) * scales).flatten(1),
+        _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32)),
         (_halves(blocks, 2).unsqueeze(2) * minima).flatten(1).neg(),
-        _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32), in_size),
     )
 
 
@@ -61,14 +59,14 @@ def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2).float()
 
 
-def _nibbles(packed: torch.Tensor, in_size: int) -> torch.Tensor:
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     """[out_size, ..., n] bytes to [out_size, in_size]: all low halves of n, then all high ones."""
-    return torch.stack([packed & 15, packed >> 4], dim=-2).reshape(-1, in_size)
+    return torch.stack([packed & 15, packed >> 4], dim=-2).flatten(1)
 
 
-PACKERS: Final[dict[str, Callable[[torch.Tensor, int], PackedLinear]]] = {
-    "Q4_0": _pack_q4_0,
-    "Q4_1": _pack_q4_1,
-    "Q4_K": _pack_q4_k,
-    "Q8_0": _pack_q8_0,
+UNPACKERS: Final[dict[str, Callable[[torch.Tensor], QuantizedWeight]]] = {
+    "Q4_0": _unpack_q4_0,
+    "Q4_1": _unpack_q4_1,
+    "Q4_K": _unpack_q4_k,
+    "Q8_0": _unpack_q8_0,
 }

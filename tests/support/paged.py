@@ -16,7 +16,6 @@ from pagelet.engine.layers.context import AttentionMetadata, ForwardContext, KVB
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.cpu_forward import CpuForward
-from pagelet.protocol.config import Quantization
 
 
 @dataclasses.dataclass
@@ -132,14 +131,11 @@ def random_plan(harness: PagedHarness, rng: random.Random) -> list[tuple[int, in
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
 
 
-def recorded_forward(
-    model: CausalLM, harness: PagedHarness, quantization: Quantization = "none"
-) -> Forward:
-    """The model on the CPU library, over the harness's cache."""
+def recorded_forward(model: CausalLM, harness: PagedHarness) -> Forward:
+    """A model that was built with a packing on the CPU library, over the harness's cache."""
     forward = CpuForward(
         model,
         harness.bindings,
-        quantization,
         max_tokens=64,
         max_requests=len(harness.sequences),
         max_model_len=128,

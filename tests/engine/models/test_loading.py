@@ -39,7 +39,7 @@ def test_loads_in_any_order_and_type() -> None:
     model = make_model()
     tensors = {name: tensor.bfloat16() for name, tensor in checkpoint(model)}
     model.load_weights(reversed(tensors.items()))
-    assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"].float())
+    assert torch.equal(model.lm_head.weight.tensor, tensors["lm_head.weight"].float())
     assert torch.equal(model.norm.weight, tensors["model.norm.weight"].float())
 
 
@@ -73,7 +73,7 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert "lm_head.weight" not in tensors
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_weights(tensors.items())
-    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model.lm_head.weight.tensor is model.embed_tokens.weight
 
 
 def test_unknown_architecture_lists_the_known_ones() -> None:

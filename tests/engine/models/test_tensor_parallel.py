@@ -78,7 +78,7 @@ def test_dummy_weights_are_the_same_for_any_number_of_ranks() -> None:
     halves = [build_model(config, torch.float32, "cpu", ThreadGroup(2).rank(r)) for r in range(2)]
     for half in halves:
         half.init_dummy(seed=3)
-    rows = [model.layers[0].mlp.gate_up_proj.weight for model in (whole, *halves)]  # type: ignore[attr-defined]
+    rows = [model.layers[0].mlp.gate_up_proj.weight.tensor for model in (whole, *halves)]  # type: ignore[attr-defined]
     gates = torch.cat([half[:16] for half in rows[1:]])
     assert torch.equal(rows[0][:32], gates)
     assert rows[0].std() > 0.01

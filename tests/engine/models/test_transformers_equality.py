@@ -10,6 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from pagelet.engine.layers.context import SINGLE
+from pagelet.engine.layers.placement import Packing
 from pagelet.engine.models.registry import MODELS, build_model
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from support.paged import PagedHarness, logits_of_all, recorded_forward
@@ -146,11 +148,12 @@ def make_checkpoint(case: str, folder: Path) -> Any:
 def test_logits_equal_transformers(case: str, path: str, tmp_path: Path) -> None:
     oracle = make_checkpoint(case, tmp_path)
     config = model_config_from_hf(json.loads((tmp_path / "config.json").read_text()))
-    model = build_model(config, torch.float32, "cpu")
+    recorded = path == "cpu_library"
+    packings = [Packing("f32")] * 2 if recorded else []
+    model = build_model(config, torch.float32, "cpu", SINGLE, *packings)
     model.load_weights(load_file(tmp_path / "model.safetensors").items())
 
     rng = random.Random(case)
-    recorded = path == "cpu_library"
     harness = PagedHarness(config, torch.float32, rng, block_size=16 if recorded else 4)
     for length in (1, 33, 50, 24):
         harness.add([rng.randrange(config.vocab_size) for _ in range(length)])

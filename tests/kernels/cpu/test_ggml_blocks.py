@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagelet.kernels.linear import packed_reference
-from pagelet.kernels.linear.ggml_blocks import PACKERS, pack_ggml
+from pagelet.kernels.linear.ggml_blocks import UNPACKERS, unpack_ggml
 from pagelet.kernels.linear.packed import pack_linear
 
 SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}
@@ -25,11 +25,11 @@ def random_blocks(
     return blocks.reshape(-1)
 
 
-@pytest.mark.parametrize("name", PACKERS)
+@pytest.mark.parametrize("name", UNPACKERS)
 def test_packed_weights_equal_ggml_s(tier: str, name: str) -> None:
     out_size, in_size = 37, 512
     data = random_blocks(name, out_size, in_size)
-    packed = pack_ggml(torch.from_numpy(data), name, out_size, in_size)
+    packed = unpack_ggml(torch.from_numpy(data).view(out_size, -1), name).pack()
     expected = gguf.dequantize(data, gguf.GGMLQuantizationType[name]).reshape(out_size, in_size)
     error = packed_reference.unpack(packed) - torch.from_numpy(expected).double()
     # ggml rounds to float32 after each operation; the packed numbers are exact.
@@ -37,15 +37,12 @@ def test_packed_weights_equal_ggml_s(tier: str, name: str) -> None:
     assert packed.wide_scales == (name == "Q4_K")
 
 
-@pytest.mark.parametrize("name", ["Q5_0", "Q5_1", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q5_0", "Q5_1"])
 def test_other_types_lose_little_as_q8(tier: str, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(64, 512, generator=generator)
     type_ = gguf.GGMLQuantizationType[name]
-    try:
-        data = gguf.quantize(weight.numpy(), type_)
-    except NotImplementedError:
-        pytest.skip(f"the gguf package cannot quantise to {name}")
-    stored = torch.from_numpy(gguf.dequantize(data, type_)).double()
+    stored = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_)).double()
     packed = packed_reference.unpack(pack_linear(stored.float(), "q8"))
-    assert (packed - stored).norm() < 0.3 * (weight.double() - stored).norm()
+    own_loss = (stored - weight.double()).norm()
+    assert (packed - weight.double()).norm() < 1.03 * own_loss
