@@ -68,3 +68,16 @@ class RunnerOutput(msgspec.Struct, array_like=True):
 
     step: int
     sampled: list[SampledToken]
+
+
+class RunnerInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What a runner runs on, once it is loaded."""
+
+    device: str
+    """cpu, cuda, or simulated."""
+    dtype: str
+    """Of weights and activations."""
+    quantization: str
+    """As in the options, or none where what runs has no quantised weights."""
+    kernels: str
+    """Which implementation runs, or why not the quickest, in words."""

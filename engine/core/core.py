@@ -56,8 +56,9 @@ class EngineCore:
         )
         self._check_room(max_model_len, scheduler.max_num_batched_tokens)
         target = scheduler.max_step_seconds
-        if target is None and executor.device_type == "cpu":
+        if target is None and executor.info.device == "cpu":
             target = _CPU_STEP_SECONDS
+        self.max_step_seconds = target
         self._budget = StepBudget(scheduler.max_num_batched_tokens, target)
         self.scheduler = Scheduler(scheduler, self.kv, max_model_len, self._budget)
         self.max_model_len = max_model_len

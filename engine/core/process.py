@@ -20,6 +20,7 @@ import msgspec
 from pagelet.engine.child import ParentLink
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
+from pagelet.engine.core.effective import effective_config
 from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.engine.core.kv_publisher import KVEventPublisher
 from pagelet.engine.core.launch import CoreLaunch
@@ -238,7 +239,15 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
         block_size=core.kv.block_size,
         max_model_len=core.max_model_len,
         kv_cache_bytes=pool.num_usable * layout.block_bytes,
-        effective_config=msgspec.to_builtins(options),
+        effective_config=effective_config(options, core),
+    )
+    info = core.executor.info
+    _log.info(
+        "runs in %s on %s, quantization %s; kernels: %s",
+        info.dtype,
+        info.device,
+        info.quantization,
+        info.kernels,
     )
     server = CoreServer(core, ready, listener, heartbeat, publisher)
 

@@ -4,15 +4,14 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from pagelet.engine.kv.spec import KVLayout
-from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.engine.step import RunnerInfo, RunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):
     """Runs steps in the order given. One interface for the real runner, for worker processes and
     for the simulated runner."""
 
-    device_type: str
-    """cpu, cuda, or simulated."""
+    info: RunnerInfo
     layout: KVLayout
     num_blocks: int
     """Blocks that fit, the null block (id 0) included."""

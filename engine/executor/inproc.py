@@ -21,7 +21,7 @@ class InprocExecutor:
         except BaseException:
             self._thread.shutdown(cancel_futures=True)
             raise
-        self.device_type = self._runner.device.type
+        self.info = self._runner.info
         self.layout = self._runner.layout
         self.num_blocks = self._runner.num_blocks
 

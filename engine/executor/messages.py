@@ -9,7 +9,7 @@ import msgspec
 
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.step import RunnerOutput
+from pagelet.engine.step import RunnerInfo, RunnerOutput
 from pagelet.protocol.config import EngineOptions
 
 
@@ -42,7 +42,7 @@ class WorkerReady(msgspec.Struct, array_like=True, tag="ready"):
 
     layout: KVLayout
     num_blocks: int
-    device_type: str
+    info: RunnerInfo
 
 
 class StepResult(msgspec.Struct, array_like=True, tag="result"):

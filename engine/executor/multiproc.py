@@ -85,7 +85,7 @@ class MultiprocExecutor:
         except BaseException:
             self.close()
             raise
-        self.device_type = ready[0].device_type
+        self.info = ready[0].info
         self.layout = ready[0].layout
         self.num_blocks = ready[0].num_blocks
 

@@ -53,7 +53,7 @@ def serve(launch: WorkerLaunch, link: ParentLink, sock: socket.socket) -> NoRetu
         )
     except ConfigurationError as error:
         link.fail(str(error))
-    send_frame(sock, WorkerReady(runner.layout, runner.num_blocks, runner.device.type))
+    send_frame(sock, WorkerReady(runner.layout, runner.num_blocks, runner.info))
     decoder = msgspec.msgpack.Decoder(SchedulerOutput)
     while True:
         try:

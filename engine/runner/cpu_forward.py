@@ -1,6 +1,7 @@
 """The forward pass on the CPU library: recorded at load, replayed every step."""
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -8,6 +9,7 @@ from pagelet.engine.layers.context import AttentionMetadata, KVBinding
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.kernels.cpu.compile import is_compiled
 from pagelet.kernels.cpu.library import status
 from pagelet.kernels.linear.packed import LinearFormat
 from pagelet.kernels.paged_attention.cpu import unsupported
@@ -25,6 +27,24 @@ def why_not_recorded(
     if os.environ.get("PAGELET_KERNELS"):
         return "PAGELET_KERNELS chooses other implementations"
     return status().reason or unsupported(head_dim, block_size, dtype)
+
+
+def compile_kernels(device: torch.device, stage: Callable[[str], None]) -> None:
+    """Has the CPU library compiled, if it will be asked for and is not there: it takes a minute on
+    a busy machine, so `stage` is told."""
+    if device.type == "cpu" and not os.environ.get("PAGELET_KERNELS") and not is_compiled():
+        stage("compiling the CPU kernels (first start only)")
+        status()
+
+
+def describe_kernels(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> str:
+    """What computes the forward pass, in words."""
+    reason = why_not_recorded(device, dtype, head_dim, block_size)
+    if reason is not None:
+        return f"torch operations ({reason})"
+    return f"CPU library {status().tier}, {status().threads} threads"
 
 
 def choose_packing(quantization: Quantization, dtype: torch.dtype) -> tuple[Packing, Packing]:

@@ -19,7 +19,13 @@ from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
-from pagelet.engine.runner.cpu_forward import CpuForward, choose_packing, why_not_recorded
+from pagelet.engine.runner.cpu_forward import (
+    CpuForward,
+    choose_packing,
+    compile_kernels,
+    describe_kernels,
+    why_not_recorded,
+)
 from pagelet.engine.runner.device import choose_device, choose_dtype
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.memory import (
@@ -31,7 +37,7 @@ from pagelet.engine.runner.memory import (
 from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
-from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.engine.step import RunnerInfo, RunnerOutput, SampledToken, SchedulerOutput
 from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.protocol.config import EngineOptions, Quantization
 
@@ -65,6 +71,7 @@ class ModelRunner:
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
         self.device = choose_device(options.device, tp.rank)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
+        compile_kernels(self.device, stage)
         block_size = options.cache.block_size
         packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
         self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
@@ -88,6 +95,13 @@ class ModelRunner:
         self._forward = self._make_forward(options, max_model_len)
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
+        )
+        recorded = isinstance(self._forward, CpuForward)
+        self.info = RunnerInfo(
+            device=self.device.type,
+            dtype=str(self.dtype).removeprefix("torch."),
+            quantization=options.model.quantization if recorded else "none",
+            kernels=describe_kernels(self.device, self.dtype, config.head_dim, block_size),
         )
 
     def _choose_packings(

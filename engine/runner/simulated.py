@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pagelet.engine.kv.spec import KVLayout, make_layout
-from pagelet.engine.step import NewRequestData, RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.engine.step import (
+    NewRequestData,
+    RunnerInfo,
+    RunnerOutput,
+    SampledToken,
+    SchedulerOutput,
+)
 from pagelet.protocol.config import SimulatedRunnerOptions
 from pagelet.protocol.engine import TokenLogprobs
 
@@ -54,7 +60,7 @@ class SimulatedExecutor:
         windows: Sequence[int | None] = (None,),
         num_blocks: int = 16384,
     ) -> None:
-        self.device_type = "simulated"
+        self.info = RunnerInfo("simulated", "none", "none", "none: the runner is simulated")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
         self._options = options

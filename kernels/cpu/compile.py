@@ -58,9 +58,8 @@ def compile_library() -> Path:
     """
     compiler = find_compiler()
     name = f"{_digest(compiler)}.so"
-    for folder in _folders():
-        if (folder / name).is_file():
-            return folder / name
+    if (found := _find(name)) is not None:
+        return found
     writable = [folder for folder in _folders() if _is_writable(folder)]
     if not writable:
         raise CompileError(f"none of {', '.join(map(str, _folders()))} can be written to")
@@ -73,6 +72,19 @@ def compile_library() -> Path:
                 built = _build(compiler, Path(work))
                 built.replace(library)
     return library
+
+
+def is_compiled() -> bool:
+    """Whether `compile_library` has nothing to do: the library is there, or cannot be built."""
+    try:
+        compiler = find_compiler()
+    except CompileError:
+        return True
+    return _find(f"{_digest(compiler)}.so") is not None
+
+
+def _find(name: str) -> Path | None:
+    return next((folder / name for folder in _folders() if (folder / name).is_file()), None)
 
 
 def _folders() -> list[Path]:

@@ -11,7 +11,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from pagelet.engine.kv.spec import KVLayout, make_layout
-from pagelet.engine.step import NewRequestData, RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.engine.step import (
+    NewRequestData,
+    RunnerInfo,
+    RunnerOutput,
+    SampledToken,
+    SchedulerOutput,
+)
 
 VOCAB = 97
 
@@ -34,7 +40,7 @@ class KVOracleExecutor:
     """Implements `Executor`."""
 
     def __init__(self, windows: list[int | None], num_blocks: int, block_size: int) -> None:
-        self.device_type = "oracle"
+        self.info = RunnerInfo("oracle", "none", "none", "none")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
         self.block_size = block_size

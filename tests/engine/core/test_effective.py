@@ -1,0 +1,64 @@
+"""What is in force is told in values, not as what was asked for."""
+
+import pytest
+import torch
+
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.core.effective import effective_config
+from pagelet.engine.executor.base import Executor
+from pagelet.engine.executor.inproc import InprocExecutor
+from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.runner.simulated import SimulatedExecutor
+from pagelet.protocol.config import EngineOptions, SimulatedRunnerOptions
+from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
+
+
+def in_force(options: EngineOptions, executor: Executor) -> dict[str, object]:
+    core = EngineCore(options, executor, 128)
+    try:
+        return effective_config(options, core)
+    finally:
+        core.close()
+
+
+def flat(config: object, path: str = "") -> dict[str, object]:
+    if not isinstance(config, dict):
+        return {path: config}
+    return {k: v for key, value in config.items() for k, v in flat(value, f"{path}.{key}").items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "kernels"),
+    [
+        ("float64", 8, "torch operations (the CPU library has no torch.float64 KV cache"),
+        ("float32", 16, "CPU library avx"),
+    ],
+)
+def test_a_loaded_model(
+    dtype: str, block_size: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PAGELET_KERNELS", raising=False)
+    torch.set_num_threads(1)
+    options = tiny_options()
+    options.device, options.cache.num_blocks = "auto", None
+    options.cache.block_size, options.cache.kv_cache_memory_bytes = block_size, 1 << 20
+    options.model.quantization = "none"
+    config = tiny_config(tiny_transformers_model("Llama", torch_dtype=dtype))
+    options.model.dtype = "auto"
+    executor = InprocExecutor(lambda: ModelRunner(options, config, None, 128))
+    got = flat(in_force(options, executor))
+    assert got[".device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert got[".model.dtype"] == dtype
+    assert got[".model.quantization"] == "none"
+    assert got[".model.max_model_len"] == 128
+    assert got[".cache.num_blocks"] == executor.num_blocks
+    assert 0 < int(str(got[".cache.kv_cache_memory_bytes"])) <= 1 << 20
+    assert got[".scheduler.max_step_seconds"] == 0.1
+    assert str(got[".kernels"]).startswith(kernels)
+
+
+def test_a_simulated_runner_says_that_it_is_one() -> None:
+    options = tiny_options()
+    got = in_force(options, SimulatedExecutor(SimulatedRunnerOptions(), 131))
+    assert got["device"] == "simulated"
+    assert got["kernels"] == "none: the runner is simulated"
