@@ -8,7 +8,6 @@ import torch
 
 from pagelet.engine.runner.inputs import StepInputs, to_device
 from pagelet.engine.runner.logprobs import token_logprobs
-from pagelet.engine.runner.sampler import find_broken
 from pagelet.engine.runner.state import RequestRows
 from pagelet.protocol.engine import TokenLogprobs
 
@@ -56,9 +55,8 @@ def prompt_logprobs(
     for start in range(0, len(request), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         logits = compute_logits(hidden[to_device(flat[chunk], device)])
-        broken = find_broken(logits).tolist()
-        logprobs = torch.log_softmax(logits, dim=-1)
-        entries = token_logprobs(logprobs, targets[chunk], counts[request[chunk]].tolist())
+        broken = (~logits.amax(dim=-1).isfinite()).tolist()
+        entries = token_logprobs(logits, targets[chunk], counts[request[chunk]].tolist())
         for index, entry, bad in zip(request[chunk].tolist(), entries, broken, strict=True):
             results[index].entries.append(entry)
             results[index].broken |= bad

@@ -23,7 +23,8 @@ from pagelet.protocol.engine import TokenLogprobs
 
 @dataclasses.dataclass
 class Sampled:
-    """One token a row; a `broken` row's token is some id that means nothing."""
+    """One token a row. A `broken` row's logits were not finite numbers, or none was allowed: its
+    token is some id that means nothing."""
 
     token_ids: torch.Tensor  # [num_rows] int64
     broken: torch.Tensor  # [num_rows] bool
@@ -40,11 +41,6 @@ def raw_logits(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
     return logits
 
 
-def find_broken(logits: torch.Tensor) -> torch.Tensor:
-    """Rows [num_rows] with a NaN, a +inf, or no finite logit at all."""
-    return ~logits.amax(dim=-1).isfinite()
-
-
 def sample_tokens(
     logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
 ) -> Sampled:
@@ -55,36 +51,26 @@ def sample_tokens(
     the token to be drawn.
     """
     params = rows.params[row_index]
-    broken = find_broken(logits)
     wanted = np.flatnonzero(params["logprobs"] >= 0)
     if len(wanted):
         wanted_device = to_device(wanted, logits.device)
-        raw_logprobs = torch.log_softmax(logits[wanted_device], dim=-1)
+        raw = logits[wanted_device]
     adjust_logits(logits, rows, row_index, positions)
-    token_ids = _draw(logits, params, positions)
+    token_ids, broken = _draw(logits, params, positions)
     logprobs: dict[int, TokenLogprobs] = {}
     if len(wanted):
         counts = params["logprobs"][wanted].tolist()
-        entries = token_logprobs(raw_logprobs, token_ids[wanted_device], counts)
+        entries = token_logprobs(raw, token_ids[wanted_device], counts)
         logprobs = dict(zip(wanted.tolist(), entries, strict=True))
     return Sampled(token_ids, broken, logprobs)
 
 
-def _draw(logits: torch.Tensor, params: ParamsArray, positions: IntArray) -> torch.Tensor:
-    """Greedy rows take their maximum; the kernel draws the others."""
-    random = np.flatnonzero(~params["greedy"])
-    if len(random) == len(logits):
-        return _draw_random(logits, params, positions)
-    token_ids = logits.argmax(dim=-1)
-    if len(random):
-        at = to_device(random, logits.device)
-        token_ids[at] = _draw_random(logits[at], params[random], positions[random])
-    return token_ids
-
-
-def _draw_random(logits: torch.Tensor, params: ParamsArray, positions: IntArray) -> torch.Tensor:
-    """Work that no row asked for is left out, which changes no row's token."""
-    numbers = uniforms(params["seed"], positions)
+def _draw(
+    logits: torch.Tensor, params: ParamsArray, positions: IntArray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids, and which rows are broken. Work that no row asked for is left out, which changes
+    no row's token."""
+    temperature = np.where(params["greedy"], 0.0, params["temperature"])
     max_top_k = int(params["top_k"].max())
 
     def column(name: str) -> torch.Tensor:
@@ -92,8 +78,8 @@ def _draw_random(logits: torch.Tensor, params: ParamsArray, positions: IntArray)
 
     return sample(
         logits,
-        column("temperature").to(logits.dtype),
-        to_device(numbers, logits.device),
+        to_device(temperature, logits.device) if temperature.any() else None,
+        to_device(uniforms(params["seed"], positions), logits.device),
         min_p=column("min_p") if params["min_p"].any() else None,
         top_k=column("top_k") if max_top_k > 0 else None,
         top_p=column("top_p") if (params["top_p"] < 1.0).any() else None,

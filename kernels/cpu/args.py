@@ -18,6 +18,8 @@ class OpKind(IntEnum):
     ROTARY = 4
     KV_WRITE = 5
     PAGED_ATTENTION = 6
+    SAMPLE = 7
+    TOP_LOGPROBS = 8
 
 
 class LinearArgs(ctypes.Structure):
@@ -142,4 +144,34 @@ class PagedAttentionArgs(ctypes.Structure):
         ("sliding_window", I32),
         ("scale", F32),
         ("softcap", F32),
+    )
+
+
+class SampleArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("logits", PTR),
+        ("temperature", PTR),
+        ("uniforms", PTR),
+        ("min_p", PTR),
+        ("top_k", PTR),
+        ("top_p", PTR),
+        ("token_ids", PTR),
+        ("broken", PTR),
+        ("logits_stride", I64),
+        ("vocab_size", I64),
+    )
+
+
+class TopLogprobsArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("logits", PTR),
+        ("chosen", PTR),
+        ("ids", PTR),
+        ("logprobs", PTR),
+        ("ranks", PTR),
+        ("logits_stride", I64),
+        ("vocab_size", I64),
+        ("num_top", I64),
     )

@@ -24,6 +24,8 @@ enum OpKind : int32_t {
   kRotary,
   kKvWrite,
   kPagedAttention,
+  kSample,
+  kTopLogprobs,
   kNumOps
 };
 
@@ -125,6 +127,32 @@ struct PagedAttentionArgs {
   int32_t sliding_window;  // tokens that a query sees, its own included; 0 for all
   float scale;
   float softcap;  // 0 for none
+};
+
+// Draws a token of each row's logits, as pagelet.kernels.sample defines it. A null column stands for
+// the number that it names.
+struct SampleArgs {
+  int64_t rows;
+  const float* logits;        // [rows, vocab_size]
+  const double* temperature;  // [rows]; 0
+  const double* uniforms;     // [rows]
+  const double* min_p;        // [rows]; 0
+  const int64_t* top_k;       // [rows]; 0, for all
+  const double* top_p;        // [rows]; 1
+  int64_t* token_ids;         // [rows]
+  bool* broken;               // [rows]
+  int64_t logits_stride, vocab_size;
+};
+
+// Logprobs of each row's chosen token and then of the `num_top` most likely ones.
+struct TopLogprobsArgs {
+  int64_t rows;
+  const float* logits;    // [rows, vocab_size]
+  const int64_t* chosen;  // [rows]
+  int64_t* ids;           // [rows, 1 + num_top]
+  float* logprobs;        // [rows, 1 + num_top]
+  int64_t* ranks;         // [rows] of the chosen tokens
+  int64_t logits_stride, vocab_size, num_top;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

@@ -12,6 +12,8 @@
 #include "../paged_attention/cpu.cpp"
 #include "../rms_norm/cpu.cpp"
 #include "../rotary/cpu.cpp"
+#include "../sample/cpu.cpp"
+#include "../top_logprobs/cpu.cpp"
 #include "ops.h"
 
 namespace PAGELET_TIER {
@@ -40,6 +42,8 @@ extern const Tier PAGELET_SYMBOL(tier_, PAGELET_TIER) = {
         op<RotaryArgs, rotary>,
         op<KvWriteArgs, kv_write>,
         op<PagedAttentionArgs, paged_attention>,
+        op<SampleArgs, sample>,
+        op<TopLogprobsArgs, top_logprobs>,
     },
 };
 

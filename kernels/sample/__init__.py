@@ -1,7 +1,7 @@
 """Sampling from logits: temperature, min-p, top-k, top-p and the inverse CDF.
 
 Defined so that every implementation, on any device and in any batch, draws the same token. The
-only rounded operation is one exponential for each logit:
+only rounded operation is one exponential for each logit, which `weights.py` fixes to the bit:
 
     weight[j] = floor(2**40 * exp((logit[j] - max(logits)) / temperature))
 
@@ -15,16 +15,16 @@ this order:
 
 Tokens tied with the last one kept are kept too, so that no sort's habits decide. The token drawn
 is the first, in token-id order, whose inclusive prefix sum is over
-min(floor(uniform * total), total - 1).
+min(floor(uniform * total), total - 1). At temperature 0 it is the first that has the largest logit.
 """
 
 from pagelet.kernels.dispatch import Op
-from pagelet.kernels.sample import batched, reference
+from pagelet.kernels.sample import batched, cpu, reference
 
 sample = Op(
     "sample",
     reference.sample,
-    cpu={"batched": batched.sample},
+    cpu={"cpp": cpu.sample, "batched": batched.sample},
     cuda={"batched": batched.sample},
 )
 

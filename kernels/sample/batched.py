@@ -2,22 +2,28 @@
 
 import torch
 
-from pagelet.kernels.sample.reference import UNIT
+from pagelet.kernels.sample.weights import UNIT, integer_weights
 
 
 def sample(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
+    temperature: torch.Tensor | None,
     uniforms: torch.Tensor,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     max_top_k: int = 0,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `pagelet.kernels.sample.reference.sample`."""
-    scaled = logits - logits.amax(dim=-1, keepdim=True)
-    weights = scaled.div_(temperature[:, None]).exp_().mul_(UNIT).to(torch.int64)
+    maximum = logits.amax(dim=-1)
+    broken = ~maximum.isfinite()
+    # Of equal logits argmax may name any.
+    first_of_largest = (logits == maximum[:, None]).to(torch.uint8).argmax(dim=-1)
+    if temperature is None:
+        return first_of_largest, broken
+    greedy = temperature == 0.0
+    weights = integer_weights(logits, maximum, temperature.masked_fill(greedy, 1.0))
     if min_p is not None:
         _keep(weights, torch.ceil(min_p * UNIT).to(torch.int64))
     if top_k is not None:
@@ -27,9 +33,10 @@ def sample(
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1]
     target = torch.minimum((uniforms * total).floor().to(torch.int64), total - 1)
-    chosen = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
+    drawn = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
     # A row with NaN has no prefix sums to speak of, but its id must not point anywhere else.
-    return chosen.clamp_(max=logits.shape[-1] - 1)
+    drawn.clamp_(max=logits.shape[-1] - 1)
+    return torch.where(greedy, first_of_largest, drawn), broken
 
 
 def _keep(weights: torch.Tensor, threshold: torch.Tensor) -> None:

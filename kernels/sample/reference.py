@@ -5,37 +5,42 @@ import math
 
 import torch
 
-UNIT_BITS = 40
-"""The most likely token's weight is 2**UNIT_BITS: weights of 2**22 tokens still sum in int64."""
-UNIT = 1 << UNIT_BITS
+from pagelet.kernels.sample.weights import UNIT, integer_weights
 
 
 def sample(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
+    temperature: torch.Tensor | None,
     uniforms: torch.Tensor,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     max_top_k: int = 0,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws one token id for each row (see `pagelet.kernels.sample` for the definition).
 
-    logits: [num_rows, vocab_size] float32 or float64; temperature: [num_rows], over 0, of the same
-    type; uniforms: [num_rows] float64 in [0, 1); min_p, top_p: [num_rows] float64, where 0 and 1
-    keep all; top_k: [num_rows] int64, where 0 keeps all. A filter that is None is not applied;
-    `max_top_k` is the largest of `top_k`, on the host. Returns [num_rows] int64. A row that has a
-    NaN or an infinite maximum gets some id of the vocabulary and does not touch other rows.
+    logits: [num_rows, vocab_size] float32 or float64; temperature: [num_rows] float64, each 0 or
+    at least 1e-30, or None if all are 0; uniforms: [num_rows] float64 in [0, 1); min_p, top_p:
+    [num_rows] float64, where 0 and 1 keep all; top_k: [num_rows] int64, where 0 keeps all. A
+    filter that is None is not applied; `max_top_k` is the largest of `top_k`, on the host.
+
+    Returns token ids [num_rows] int64, and which rows are broken [num_rows] bool: those with a
+    NaN, a +inf or no finite logit at all. Such a row gets some id of the vocabulary and does not
+    touch other rows.
     """
-    chosen = []
+    chosen, broken = [], []
     for row in range(logits.shape[0]):
         maximum = logits[row].max()
-        if not maximum.isfinite():
+        broken.append(not maximum.isfinite())
+        if broken[row]:
             chosen.append(0)
             continue
-        scaled = torch.exp((logits[row] - maximum) / temperature[row]) * UNIT
-        weights = scaled.to(torch.int64).tolist()
+        if temperature is None or float(temperature[row]) == 0.0:
+            chosen.append(logits[row].tolist().index(float(maximum)))
+            continue
+        at = slice(row, row + 1)
+        weights = integer_weights(logits[at], maximum[None], temperature[at])[0].tolist()
         if min_p is not None:
             weights = _keep(weights, math.ceil(float(min_p[row]) * UNIT))
         if top_k is not None and 0 < int(top_k[row]) < len(weights):
@@ -52,7 +57,11 @@ def sample(
         target = min(math.floor(float(uniforms[row]) * float(total)), total - 1)
         prefix_sums = enumerate(itertools.accumulate(weights))
         chosen.append(next(token for token, mass in prefix_sums if mass > target))
-    return torch.tensor(chosen, dtype=torch.int64, device=logits.device)
+    device = logits.device
+    return (
+        torch.tensor(chosen, dtype=torch.int64, device=device),
+        torch.tensor(broken, dtype=torch.bool, device=device),
+    )
 
 
 def _keep(weights: list[int], threshold: int) -> list[int]:

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.runner import logits as logits_module
+from pagelet.engine.runner import logprobs as logprobs_module
+from pagelet.engine.runner import sampler as sampler_module
 from pagelet.engine.runner.sampler import sample_tokens
 from pagelet.engine.runner.state import RequestRows
 from pagelet.engine.step import NewRequestData, SchedulerOutput
+from pagelet.kernels.sample import batched
 from pagelet.kernels.sample.random import uniforms
 from pagelet.kernels.sample.reference import sample as reference_sample
+from pagelet.kernels.top_logprobs.reference import top_logprobs
 from pagelet.protocol.sampling import SamplingParams
 
 VOCAB = 50
@@ -78,15 +82,15 @@ def reference(logits, first, prompt, output, params):
         return values.index(max(values))
     position = 1 + len(prompt) + len(output)
     number = uniforms(np.array([params.seed], np.uint64), np.array([position]))
-    (token,) = reference_sample(
+    token_ids, _ = reference_sample(
         torch.tensor([values], dtype=torch.float64),
         torch.tensor([params.temperature], dtype=torch.float64),
         torch.from_numpy(number),
         min_p=torch.tensor([params.min_p], dtype=torch.float64),
         top_k=torch.tensor([params.top_k]),
         top_p=torch.tensor([params.top_p], dtype=torch.float64),
-    ).tolist()
-    return token
+    )
+    return int(token_ids[0])
 
 
 @settings(max_examples=200)
@@ -124,6 +128,24 @@ def test_a_row_is_the_same_alone_and_in_any_batch(requests, seed, order):
     order.shuffle(shuffled)
     mixed = sample_tokens(logits[shuffled], rows, row_index[shuffled], positions[shuffled])
     assert mixed.token_ids.tolist() == together[shuffled].tolist()
+
+
+@settings(max_examples=50)
+@given(requests=REQUESTS, seed=st.integers(0, 2**32))
+def test_without_the_cpu_library_it_is_the_same(requests, seed):
+    rows, row_index, positions = make_rows(requests)
+    logits = random_logits(seed, len(requests)).float()
+    got = sample_tokens(logits.clone(), rows, row_index, positions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler_module, "sample", batched.sample)
+        patch.setattr(logprobs_module, "top_logprobs", top_logprobs)
+        expected = sample_tokens(logits.clone(), rows, row_index, positions)
+    assert torch.equal(got.token_ids, expected.token_ids)
+    assert torch.equal(got.broken, expected.broken)
+    assert got.logprobs.keys() == expected.logprobs.keys()
+    for index, entry in expected.logprobs.items():
+        assert got.logprobs[index].logprobs == pytest.approx(entry.logprobs, rel=1e-5, abs=1e-5)
+        assert got.logprobs[index].rank == entry.rank
 
 
 def test_penalties_in_chunks_are_the_same(monkeypatch):

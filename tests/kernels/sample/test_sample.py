@@ -1,18 +1,22 @@
-"""Sampling: the batched form equals the row-at-a-time definition, rows do not touch one another,
-and the draws follow the distribution."""
+"""Sampling: every form equals the row-at-a-time definition, rows do not touch one another, and the
+draws follow the distribution."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagelet.kernels.sample import batched, reference, sample
+from pagelet.kernels.cpu.library import library
+from pagelet.kernels.sample import batched, cpu, reference, sample
 from pagelet.kernels.sample.random import uniforms
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])
+FILTERS = st.sets(st.sampled_from(["min_p", "top_k", "top_p"]))
+# Around the blocks of 256 logits that the C++ form tells apart by their maxima.
+VOCABS = st.sampled_from([1, 2, 7, 63, 64, 65, 255, 256, 257, 300, 1100, 5000])
 
 
 def splitmix64(state, outputs):
@@ -57,44 +61,147 @@ def draw_batch(seed, rows, vocab, dtype):
     rand = torch.rand(6, rows, generator=generator, dtype=torch.float64)
     return (
         logits,
-        (rand[0] * 3 + 0.01).to(dtype),
+        torch.where(rand[5] < 0.2, 0.0, rand[0] * 3 + 0.01),
         rand[1],
         {
-            "min_p": torch.where(rand[2] < 0.5, rand[2], 0.0),
-            "top_k": (rand[3] * (vocab + 3)).long(),
+            "min_p": torch.where(rand[2] < 0.5, rand[2] ** 4, 0.0),
+            "top_k": (rand[3] ** 3 * (vocab + 3)).long(),
             "top_p": torch.where(rand[4] < 0.8, rand[4] + 1e-3, 1.0),
         },
     )
 
 
-@settings(max_examples=150)
-@given(
-    seed=st.integers(0, 2**32),
-    rows=st.integers(1, 5),
-    vocab=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 1100]),
-    dtype=DTYPES,
-    used=st.sets(st.sampled_from(["min_p", "top_k", "top_p"])),
-)
-def test_batched_equals_the_reference(seed, rows, vocab, dtype, used):
-    logits, temperature, uniform, filters = draw_batch(seed, rows, vocab, dtype)
+def options_of(filters, used):
     options = {name: filters[name] for name in used}
     options["max_top_k"] = int(filters["top_k"].max()) if "top_k" in used else 0
     if options["max_top_k"] == 0:
         options.pop("top_k", None)
+    return options
+
+
+def lists(result):
+    return [column.tolist() for column in result]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5), VOCABS, DTYPES, FILTERS)
+def test_batched_equals_the_reference(seed, rows, vocab, dtype, used):
+    logits, temperature, uniform, filters = draw_batch(seed, rows, vocab, dtype)
+    options = options_of(filters, used)
     before = logits.clone()
     got = batched.sample(logits, temperature, uniform, **options)
-    assert got.tolist() == reference.sample(logits, temperature, uniform, **options).tolist()
+    assert lists(got) == lists(reference.sample(logits, temperature, uniform, **options))
     assert torch.equal(logits, before)
+
+
+MANY = settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@MANY
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(0, 5),
+    vocab=VOCABS,
+    used=FILTERS,
+    threads=st.integers(1, 3),
+    rounded=st.booleans(),
+    poison=st.none() | st.sampled_from([math.nan, -math.nan, math.inf]),
+    gap=st.integers(0, 9),
+)
+def test_cpp_equals_the_reference(tier, seed, rows, vocab, used, threads, rounded, poison, gap):
+    logits, temperature, uniform, filters = draw_batch(seed, rows, vocab, torch.float32)
+    options = options_of(filters, used) if rows else {}
+    if rounded:  # many ties
+        logits = logits.round()
+    if poison is not None and rows:
+        logits[seed % rows, seed % vocab] = poison
+    wide = torch.full((rows, vocab + gap), math.nan)
+    wide[:, :vocab] = logits
+    before = library().threads
+    library().set_threads(threads)
+    try:
+        got = cpu.sample(wide[:, :vocab], temperature, uniform, **options)
+    finally:
+        library().set_threads(before)
+    assert lists(got) == lists(reference.sample(logits, temperature, uniform, **options))
+
+
+@MANY
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([1e-30, 1e-9, 1e-5, 0.3, 1.0, 40.0, 1e4, 1e9, 1e30]),
+    top_k=st.sampled_from([0, 1, 2, 3, 40, 901, 2**40]),
+    top_p=st.sampled_from([0.0, 1e-9, 0.5, 0.9, 1 - 2**-53, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-13, 0.5, 1.0]),
+    uniform=st.sampled_from([0.0, 0.5, 1 - 2**-53]),
+    logit=st.sampled_from([0.0, -3e38, 3e38, 1e-40]),
+)
+def test_extremes_equal_the_reference(tier, logit, seed, temperature, top_k, top_p, min_p, uniform):
+    logits = torch.full((2, 901), logit)
+    generator = torch.Generator().manual_seed(seed)
+    logits[1] += 9 * torch.randn(901, generator=generator)
+    logits[1, seed % 901] = -math.inf
+
+    def column(value):
+        return torch.full((2,), value, dtype=torch.float64)
+
+    columns = (logits, column(temperature), column(uniform))
+    options = {
+        "min_p": column(min_p),
+        "top_p": column(top_p),
+        "top_k": torch.full((2,), top_k) if top_k else None,
+        "max_top_k": top_k,
+    }
+    expected = lists(reference.sample(*columns, **options))
+    assert lists(cpu.sample(*columns, **options)) == expected
+    assert lists(batched.sample(*columns, **options)) == expected
+
+
+def test_cpp_equals_batched_on_a_real_vocabulary(tier):
+    logits, temperature, uniform, filters = draw_batch(11, 12, 49_152, torch.float32)
+    for used in ((), ("top_p",), ("top_k", "top_p"), ("min_p",)):
+        options = options_of(filters, used)
+        got = cpu.sample(logits, temperature, uniform, **options)
+        assert lists(got) == lists(batched.sample(logits, temperature, uniform, **options))
+
+
+@pytest.mark.parametrize("implementation", sorted(sample.implementations))
+def test_at_temperature_0_the_first_of_the_largest_is_taken(implementation):
+    function = sample.implementations[implementation]
+    logits = torch.zeros(3, 700)
+    logits[0, 300:400] = 1.0
+    logits[1, 699] = 1e-45
+    uniform = torch.tensor([0.9, 0.9, 0.9], dtype=torch.float64)
+    zeros = torch.zeros(3, dtype=torch.float64)
+    for temperature in (None, zeros):
+        token_ids, broken = function(logits, temperature, uniform)
+        assert token_ids.tolist() == [300, 699, 0]
+        assert broken.tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize("implementation", sorted(sample.implementations))
+def test_rows_without_a_finite_maximum_are_broken(implementation):
+    logits = torch.zeros(5, 20)
+    logits[0, 3] = math.inf
+    logits[1, 3] = -math.inf
+    logits[2] = -math.inf
+    logits[3, 19] = math.nan
+    uniform, temperature = torch.full((2, 5), 0.5, dtype=torch.float64)
+    for given_temperature in (temperature, None):
+        _, broken = sample.implementations[implementation](logits, given_temperature, uniform)
+        assert broken.tolist() == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_draws_the_same_alone_and_in_any_batch(dtype):
-    logits, temperature, uniform, filters = draw_batch(7, 16, 3001, dtype)
+    logits, temperature, uniform, filters = draw_batch(7, 16, 901, dtype)
     maximum = int(filters["top_k"].max())
-    together = sample(logits, temperature, uniform, **filters, max_top_k=maximum)
+    together, _ = sample(logits, temperature, uniform, **filters, max_top_k=maximum)
     for row in range(16):
         rows = slice(row, row + 1)
-        alone = sample(
+        alone, _ = sample(
             logits[rows],
             temperature[rows],
             uniform[rows],
@@ -110,10 +217,11 @@ def test_a_poisoned_row_leaves_the_others_alone(poison, implementation):
     function = sample.implementations[implementation]
     logits, temperature, uniform, filters = draw_batch(3, 4, 200, torch.float32)
     options = {**filters, "max_top_k": int(filters["top_k"].max())}
-    clean = function(logits, temperature, uniform, **options)
+    clean, _ = function(logits, temperature, uniform, **options)
     poisoned = logits.clone()
     poisoned[2, 50] = poison
-    got = function(poisoned, temperature, uniform, **options)
+    got, broken = function(poisoned, temperature, uniform, **options)
+    assert broken.tolist() == [False, False, True, False]
     assert 0 <= int(got[2]) < 200
     others = [0, 1, 3]
     assert got[others].tolist() == clean[others].tolist()
@@ -124,14 +232,17 @@ def chi_square(counts, probabilities):
     return float(np.sum((counts - expected) ** 2 / expected))
 
 
-def test_draws_follow_the_distribution():
+@pytest.mark.parametrize("implementation", ["batched", "cpp"])
+def test_draws_follow_the_distribution(implementation):
     vocab, draws = 12, 40_000
-    logits = torch.linspace(-2, 2, vocab, dtype=torch.float64)
+    logits = torch.linspace(-2, 2, vocab)
     uniform = torch.from_numpy(uniforms(np.full(draws, 99, np.uint64), np.arange(draws)))
-    got = sample(logits.expand(draws, -1), torch.full((draws,), 0.8, dtype=torch.float64), uniform)
+    got, _ = sample.implementations[implementation](
+        logits.expand(draws, -1), torch.full((draws,), 0.8, dtype=torch.float64), uniform
+    )
     counts = np.bincount(got.numpy(), minlength=vocab)
     # 31.3 is the 0.999 quantile of chi-square with 11 degrees of freedom.
-    assert chi_square(counts, torch.softmax(logits / 0.8, -1).numpy()) < 31.3
+    assert chi_square(counts, torch.softmax(logits.double() / 0.8, -1).numpy()) < 31.3
 
 
 def test_seeds_next_to_each_other_are_independent():
