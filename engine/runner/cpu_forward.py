@@ -9,8 +9,7 @@ from pagelet.engine.layers.context import AttentionMetadata, KVBinding
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
-from pagelet.kernels.cpu.compile import is_compiled
-from pagelet.kernels.cpu.library import status
+from pagelet.kernels.cpu.library import needs_compiling, status
 from pagelet.kernels.linear.packed import LinearFormat
 from pagelet.kernels.paged_attention.cpu import unsupported
 from pagelet.protocol.config import Quantization
@@ -32,7 +31,7 @@ def why_not_recorded(
 def compile_kernels(device: torch.device, stage: Callable[[str], None]) -> None:
     """Has the CPU library compiled, if it will be asked for and is not there: it takes a minute on
     a busy machine, so `stage` is told."""
-    if device.type == "cpu" and not os.environ.get("PAGELET_KERNELS") and not is_compiled():
+    if device.type == "cpu" and not os.environ.get("PAGELET_KERNELS") and needs_compiling():
         stage("compiling the CPU kernels (first start only)")
         status()
 

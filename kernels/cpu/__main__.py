@@ -1,12 +1,19 @@
 """Compiles the CPU library if need be, and says what runs here: `python -m pagelet.kernels.cpu`."""
 
+import argparse
 import sys
 
-from pagelet.kernels.cpu.library import status
+from pagelet.kernels.cpu.compile import find_compiler
+from pagelet.kernels.cpu.library import needs_compiling, status
 
 
 def main() -> int:
     """Returns 1 where the library is unavailable, after saying why."""
+    parser = argparse.ArgumentParser(description="Compile the CPU library, and say what runs here.")
+    parser.add_argument("--no-compile", action="store_true", help="say it if it is not compiled")
+    if parser.parse_args().no_compile and needs_compiling():
+        print(f"CPU library: not compiled yet; the first start does it, with {find_compiler()}")
+        return 0
     found = status()
     if found.reason is not None:
         print(f"CPU library: unavailable, torch is used instead: {found.reason}")

