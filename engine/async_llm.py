@@ -46,6 +46,7 @@ class RequestStream:
     def __init__(self, num_answers: int, abort: Callable[["RequestStream"], None]) -> None:
         self.request_ids: list[int] = []
         self.engine_index = 0
+        self.num_prompt_tokens = 0
         self._unfinished = num_answers
         self._abort = abort
         self._pending: deque[RequestOutput] = deque()
@@ -243,6 +244,7 @@ class AsyncLLM:
         engine = self._least_loaded()
         stream = RequestStream(len(requests), self._abort_stream)
         stream.engine_index = engine.client.engine_index
+        stream.num_prompt_tokens = len(token_ids)
         engine.streams.add(stream)
         for index, request in enumerate(requests):
             request.request_id = next(self._ids)

@@ -39,7 +39,7 @@ class Answers:
         _admit(server, self._admitted)
         self._streams: list[RequestStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
-        self._generated = 0
+        self._generated: dict[tuple[int, int], int] = {}
         self._prompt_only = prompt_only
 
     async def start(
@@ -66,6 +66,7 @@ class Answers:
                 cache_salt=body.cache_salt,
                 add_special_tokens=body.add_special_tokens is not False,
             )
+            self._usage[number] = (stream.num_prompt_tokens, 0)
             self._server.metrics.on_request(stream.engine_index, self._num_answers)
 
         if len(prompts) == 1:
@@ -95,21 +96,18 @@ class Answers:
             output.num_generated_tokens = 0
             if output.finish_reason == "stop":
                 output.finish_reason, output.stop_reason = "length", None
-        reason = output.finish_reason
-        if reason is None:
-            return
-        if reason == "error" or reason == "abort":
-            raise EngineDead(output.error or "the answer was broken off")
-        self._generated += output.num_generated_tokens
+        self._generated[number, output.index] = output.num_generated_tokens
         if output.index == 0:
             # The n answers to a prompt share its blocks: only the first tells what was cached.
             self._usage[number] = (output.num_prompt_tokens, output.num_cached_tokens)
+        if output.finish_reason == "error" or output.finish_reason == "abort":
+            raise EngineDead(output.error or "the answer was broken off")
 
     def usage(self) -> Usage:
-        """Of all answers, once they have ended."""
+        """Of all answers, as far as they have come."""
         prompt_tokens = sum(tokens for tokens, _ in self._usage)
         cached_tokens = sum(cached for _, cached in self._usage)
-        return make_usage(prompt_tokens, self._generated, cached_tokens)
+        return make_usage(prompt_tokens, sum(self._generated.values()), cached_tokens)
 
     def close(self) -> None:
         """Ends all, whatever state they are in. May be called again."""

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -123,7 +124,8 @@ class ChatChunks:
         }
         if self._prompt_ids is not None:
             choice["prompt_token_ids"] = self._prompt_ids
-        return self._frame.chunk(number, output, choice)
+        before = dataclasses.replace(output, num_generated_tokens=0)
+        return self._frame.chunk(number, before, choice)
 
     def _full(self, number: int, output: RequestOutput) -> bytes:
         finished = output.finish_reason is not None

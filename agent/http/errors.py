@@ -65,24 +65,29 @@ def error_response(error: ApiError) -> Response:
     )
 
 
+def _answer(request: Request, error: ApiError) -> Response:
+    request.scope["pagelet.context"].note_error(error)
+    return error_response(error)
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
     api_error = as_api_error(error)
     if api_error.reason is not None:
         request.app.state.server.metrics.on_rejected(api_error.reason)
-    return error_response(api_error)
+    return _answer(request, api_error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+    return _answer(request, ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     detail = describe(error.errors()[0])
-    return error_response(ApiError(400, detail.message, param=detail.param, code=detail.code))
+    return _answer(request, ApiError(400, detail.message, param=detail.param, code=detail.code))
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from pagelet.agent.http.answers import Answers
 from pagelet.agent.http.disconnect import run_until_disconnect
 from pagelet.agent.http.errors import as_api_error
-from pagelet.agent.http.gate import RequestContext
+from pagelet.agent.http.gate import RequestContext, context_of
 from pagelet.engine.outputs import RequestOutput
 from pagelet.protocol.openai.errors import ErrorResponse
 
@@ -85,6 +85,7 @@ class EventStream(Response):
         except Exception as error:
             # The status is out: an event tells the client, and no [DONE] follows.
             api_error = as_api_error(error)
+            self._context.note_error(api_error)
             if api_error.status == 500:
                 _log.exception("a stream failed")
             last = b"data: " + ErrorResponse(api_error.detail).encode() + b"\n\n"
@@ -100,6 +101,9 @@ async def respond(
         response = await run_until_disconnect(request.receive, work)
     except BaseException:
         answers.close()
+        usage = answers.usage()
+        if usage.prompt_tokens:  # the engine had begun
+            context_of(request).note_usage(usage)
         raise
     if not isinstance(response, EventStream):
         answers.close()

@@ -25,6 +25,8 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
 """For probes and scrapers: no key, no limits, and they work while the server drains."""
 
 _DRAINED_IN = 1.0
+_MOST_LOGGED = 64
+"""Characters of a field's name, which clients choose, in the log."""
 _CLIENT_CLOSED_REQUEST = 499
 """Not an HTTP status: what nginx logs for a client that went away."""
 
@@ -51,6 +53,12 @@ class RequestContext:
         self.fields["prompt_tokens"] = usage.prompt_tokens
         self.fields["cached_tokens"] = usage.prompt_tokens_details.cached_tokens
         self.fields["completion_tokens"] = usage.completion_tokens
+
+    def note_error(self, error: ApiError) -> None:
+        """Adds which error it was, and of what; not its message, which may quote the request."""
+        self.fields["error"] = error.detail.code or error.detail.type
+        if error.detail.param is not None:
+            self.fields["param"] = ascii(error.detail.param[:_MOST_LOGGED])[1:-1]
 
 
 def context_of(request: Request) -> RequestContext:
@@ -166,6 +174,7 @@ class Gate:
         send: Send,
     ) -> None:
         api_error = as_api_error(error)
+        context.note_error(api_error)
         if api_error.status == 500:
             _log.error("a request failed", exc_info=error, extra={"request_id": context.request_id})
         if api_error.reason is not None:

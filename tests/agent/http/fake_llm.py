@@ -123,6 +123,8 @@ class FakeLLM:
         n = sampling.n or 1
         stream = RequestStream(n, self._abort)
         stream.request_ids = [request_id]
+        stream.num_prompt_tokens = len(ids)
+        stream.num_put = 0
         task = asyncio.create_task(self._run(stream, ids, sampling, n))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
@@ -181,6 +183,7 @@ class FakeLLM:
                         for i in ids[1:]
                     ]
                 stream.put(output)
+                stream.num_put += 1
             if failed:
                 return
 

@@ -90,6 +90,8 @@ def test_continuous_usage(client):
     chunks = list(chat(client, n=2, stream=True, stream_options=options))
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert counts[0] == 0  # nothing of the answer is in the chunk of the role
     assert counts[-1] == 2 * len(TEXT)
     assert all(chunk.usage.prompt_tokens == chunks[-1].usage.prompt_tokens for chunk in chunks)
 
