@@ -54,16 +54,6 @@ int64_t sum_from(const int64_t* weights, int64_t count, int64_t least) {
   return sum;
 }
 
-// Copies the weights of at least `least`, and returns how many they are.
-int64_t collect_from(const int64_t* weights, int64_t count, int64_t least, int64_t* to) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    to[found] = weights[i];
-    found += weights[i] >= least;
-  }
-  return found;
-}
-
 // Memory for a row's work; sizes are in whole blocks.
 struct Memory {
   explicit Memory(int64_t vocab_size) {
@@ -71,18 +61,18 @@ struct Memory {
     const int64_t size = blocks * kBlockLogits;
     const int64_t padded = LogitRow::num_blocks(blocks) * kBlockLogits;
     weights = static_cast<int64_t*>(
-        pagelet::scratch((2 * size + 1 + 3 * padded) * 8 + padded * 4));
+        pagelet::scratch((2 * size + kCopySlack + 3 * padded) * 8 + padded * 4));
     bounds = weights + size;
     sums = bounds + padded;
     active = sums + padded;
     candidates = active + padded;
-    maxima = reinterpret_cast<float*>(candidates + size + 1);
+    maxima = reinterpret_cast<float*>(candidates + size + kCopySlack);
   }
   int64_t* weights;     // [size] of the active blocks
   int64_t* bounds;      // [padded] each block's largest weight
   int64_t* sums;        // [padded] of the active blocks
   int64_t* active;      // [padded] which blocks they are
-  int64_t* candidates;  // [size + 1], one more for collect_from
+  int64_t* candidates;  // [size + kCopySlack]
   float* maxima;        // [padded]
 };
 
@@ -145,8 +135,8 @@ class Draw {
     int64_t count = 0;
     for (int64_t a = 0; a < active_; ++a) {
       if (memory_.bounds[memory_.active[a]] < least) continue;
-      count += collect_from(memory_.weights + a * kBlockLogits, kBlockLogits, least,
-                            memory_.candidates + count);
+      count += copy_range(memory_.weights + a * kBlockLogits, kBlockLogits, least, INT64_MAX,
+                          memory_.candidates + count);
     }
     return count;
   }
