@@ -2,7 +2,7 @@
 `pagelet --help` and the supervisor start at once."""
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -48,8 +48,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from pagelet.cli.version import version
+
+        version()
+        raise typer.Exit
+
+
 @app.callback()
-def pagelet() -> None:
+def pagelet(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Serve large language models: a paged-KV, continuous-batching engine with an OpenAI API."""
 
 

@@ -30,8 +30,9 @@ def test_each_command_has_help(command: str) -> None:
     assert f"Usage: pagelet {command}" in result.stdout
 
 
-def test_version() -> None:
-    assert run("version").stdout == f"pagelet {importlib.metadata.version('pagelet')}\n"
+@pytest.mark.parametrize("spelling", ["version", "--version"])
+def test_version(spelling: str) -> None:
+    assert run(spelling).stdout == f"pagelet {importlib.metadata.version('pagelet')}\n"
 
 
 def test_an_unknown_command_is_refused() -> None:
