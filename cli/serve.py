@@ -1,5 +1,6 @@
 """`pagelet serve MODEL`: options to configuration, then over to the supervisor."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 # The defaults of options are those of the typed configuration.
 _CACHE, _SCHEDULER, _PARALLEL = CacheOptions(), SchedulerOptions(), ParallelOptions()
 _SIMULATED, _SERVE = SimulatedRunnerOptions(), ServeSettings()
+_ORIGIN = re.compile(
+    r"\*|[a-z][a-z0-9+.-]*://([^/\s:@?#\[\]]+|\[[0-9a-f:]+\])(:\d+)?", re.IGNORECASE
+)
 
 
 def _parse_size(text: str) -> int:
@@ -57,6 +61,40 @@ def _check_keys(keys: list[str] | None) -> list[str] | None:
     return keys
 
 
+def _check_names(names: list[str] | None) -> list[str] | None:
+    if names and not all(name.strip() for name in names):
+        raise typer.BadParameter("an empty name could not be asked for; leave the option out")
+    return names
+
+
+def _check_origins(origins: list[str] | None) -> list[str] | None:
+    for origin in origins or ():
+        if not _ORIGIN.fullmatch(origin):
+            raise typer.BadParameter(
+                f"{origin!r} is not an origin as browsers send it; write SCHEME://HOST[:PORT], "
+                "such as https://app.example.com, or * for all"
+            )
+    return origins
+
+
+def _check_together(
+    num_blocks: int | None,
+    kv_cache_memory: int | None,
+    kv_events_endpoint: str | None,
+    kv_events_replay_endpoint: str | None,
+) -> None:
+    if num_blocks is not None and kv_cache_memory is not None:
+        raise typer.BadParameter(
+            "--kv-cache-memory sets the size of the KV cache too; give only one of the two",
+            param_hint="--num-blocks",
+        )
+    if kv_events_replay_endpoint is not None and kv_events_endpoint is None:
+        raise typer.BadParameter(
+            "there are no events to replay without --kv-events-endpoint; give that, too",
+            param_hint="--kv-events-replay-endpoint",
+        )
+
+
 @app.command()
 def serve(
     model: Annotated[
@@ -74,8 +112,9 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
+            callback=_check_names,
             help="Name that requests may use; give it again for aliases. Answers have the first. "
-            "[default: from MODEL]"
+            "[default: from MODEL]",
         ),
     ] = None,
     api_key: Annotated[
@@ -116,7 +155,9 @@ def serve(
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Origin that browsers may call from; give it again for more. [default: none]"
+            callback=_check_origins,
+            help="Origin that browsers may call from, SCHEME://HOST[:PORT] or *; give it again for "
+            "more. [default: none]",
         ),
     ] = None,
     metric_aliases: Annotated[
@@ -281,6 +322,7 @@ def serve(
     SIGTERM or Ctrl-C lets streams finish, then exits with code 0; a second one stops at once. Exit
     code 78 says that the configuration cannot work, 1 that something keeps crashing.
     """
+    _check_together(num_blocks, kv_cache_memory, kv_events_endpoint, kv_events_replay_endpoint)
     options = EngineOptions(
         model=ModelOptions(
             source=model,

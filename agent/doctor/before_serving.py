@@ -5,12 +5,13 @@ from pagelet.agent.doctor.gpu import check_gpus
 from pagelet.agent.doctor.memory import check_memory, check_shared_memory
 from pagelet.agent.doctor.processor import check_cores, check_instructions
 from pagelet.agent.doctor.system import check_open_files, check_packages
-from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.config import EngineOptions, SchedulerOptions
 
 
 def check_before_serving(options: EngineOptions) -> list[Finding]:
     """What this machine is for these options."""
     findings = [check_packages(), check_cores(), check_open_files()]
+    findings += check_step_size(options.scheduler)
     if options.runner == "simulated":
         return findings
     parallel = options.parallel
@@ -25,4 +26,21 @@ def check_before_serving(options: EngineOptions) -> list[Finding]:
         check_memory(model, on_cpu=on_cpu, copies=parallel.data_parallel_size),
         check_shared_memory(processes),
         *gpus,
+    ]
+
+
+def check_step_size(options: SchedulerOptions) -> list[Finding]:
+    """Whether a step has room for a token of each request that may run."""
+    tokens, requests = options.max_num_batched_tokens, options.max_num_seqs
+    if tokens >= requests:
+        return []
+    return [
+        Finding(
+            name="step size",
+            status="warn",
+            summary=f"at most {tokens} tokens for up to {requests} requests, so some of them will "
+            "wait in every step",
+            advice=f"raise --max-num-batched-tokens to {requests} at least, or lower "
+            f"--max-num-seqs to {tokens}",
+        )
     ]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pagelet.agent.settings import ServeSettings
 from pagelet.cli.serve import app
-from pagelet.protocol.config import EngineOptions, ModelOptions
+from pagelet.protocol.config import EngineOptions, KVEventsOptions, ModelOptions
 
 Captured = list[tuple[EngineOptions, ServeSettings]]
 
@@ -63,7 +63,6 @@ def test_the_defaults_are_those_of_the_configuration(captured: Captured) -> None
         (["--tensor-parallel-size", "2"], "parallel.tensor_parallel_size", 2),
         (["--data-parallel-size", "3"], "parallel.data_parallel_size", 3),
         (["--kv-events-endpoint", "tcp://*:1"], "kv_events.endpoint", "tcp://*:1"),
-        (["--kv-events-replay-endpoint", "tcp://*:2"], "kv_events.replay_endpoint", "tcp://*:2"),
         (["--kv-events-topic", "kv@me"], "kv_events.topic", "kv@me"),
         (["--runner", "simulated"], "runner", "simulated"),
         (["--simulated-step-seconds", "0.01"], "simulated.step_seconds", 0.01),
@@ -115,6 +114,20 @@ def test_each_server_option_arrives(
     assert captured[0][1] == ServeSettings(**expected)
 
 
+def test_events_can_be_replayed(captured: Captured) -> None:
+    arguments = ("--kv-events-endpoint", "tcp://*:1", "--kv-events-replay-endpoint", "tcp://*:2")
+    assert serve(*arguments).exit_code == 0
+    assert captured[0][0].kv_events == KVEventsOptions(
+        endpoint="tcp://*:1", replay_endpoint="tcp://*:2"
+    )
+
+
+@pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "https://[::1]:8443"])
+def test_origins_as_browsers_send_them(captured: Captured, origin: str) -> None:
+    assert serve("--cors-origin", origin).exit_code == 0
+    assert captured[0][1].cors_origins == [origin]
+
+
 def test_files_arrive_as_paths(captured: Captured, tmp_path: Path) -> None:
     keys, template = tmp_path / "keys", tmp_path / "template.jinja"
     keys.write_text("secret\n")
@@ -142,6 +155,11 @@ def test_keys_come_from_the_environment(captured: Captured) -> None:
         (["--step-timeout", "0"], "is not more than 0"),
         (["--api-key-file", "/no/such/file"], "does not exist"),
         (["--api-key", ""], "an empty key would let everyone in"),
+        (["--served-model-name", "a", "--served-model-name", " "], "an empty name"),
+        (["--cors-origin", "app.example"], "'app.example' is not an origin"),
+        (["--cors-origin", "https://app.example/"], "SCHEME://HOST[:PORT]"),
+        (["--num-blocks", "9", "--kv-cache-memory", "1GiB"], "give only one of the two"),
+        (["--kv-events-replay-endpoint", "tcp://*:2"], "without --kv-events-endpoint"),
         (["--no-such-option"], "No such option"),
     ],
 )

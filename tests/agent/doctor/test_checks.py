@@ -253,3 +253,13 @@ def test_serving_asks_for_what_the_options_need(monkeypatch: pytest.MonkeyPatch)
 )
 def test_sizes_are_written_for_people(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_a_step_should_have_a_token_for_each_request() -> None:
+    options = EngineOptions(model=ModelOptions(source="model"), runner="simulated")
+    options.scheduler.max_num_batched_tokens, options.scheduler.max_num_seqs = 64, 64
+    assert "step size" not in [finding.name for finding in check_before_serving(options)]
+    options.scheduler.max_num_seqs = 65
+    (found,) = [f for f in check_before_serving(options) if f.name == "step size"]
+    assert found.status == "warn"
+    assert "--max-num-batched-tokens to 65" in found.advice
