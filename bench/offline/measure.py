@@ -1,9 +1,11 @@
 """Prefill and decode of an engine in this process, each alone."""
 
+import collections
 import contextlib
 import dataclasses
 import gc
 import itertools
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,9 @@ from pagelet.bench.progress import Progress
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.runner.device import choose_device, choose_dtype
-from pagelet.engine.source import resolve_model
+from pagelet.engine.source import ModelFiles, resolve_model
+from pagelet.engine.weights.dequantize import is_quantized
+from pagelet.engine.weights.gguf_file import GGMLType, GGUFFile
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
@@ -81,13 +85,36 @@ def engine_options(
 
 def model_cost(options: EngineOptions) -> tuple[ModelCost, torch.device]:
     """The cost of the model in the type that the engine chooses for it, and its device."""
-    config = load_model_config(resolve_model(options))
+    files = resolve_model(options)
+    config = load_model_config(files)
     device = choose_device(options.device)
     dtype = choose_dtype(options.model, config.checkpoint_dtype, device)
-    name = str(dtype).removeprefix("torch.")
-    quantization = options.model.quantization
-    kind = name if quantization == "none" else quantization
+    kind: str | None = options.model.quantization
+    if kind == "auto":
+        kept = device.type == "cpu" and options.model.load_format != "dummy"
+        kind = _kept_kind(files) if kept else None
+    if kind is None or kind == "none":
+        kind = str(dtype).removeprefix("torch.")
     return ModelCost(config, kind, 8 * dtype.itemsize), device
+
+
+def _kept_kind(files: ModelFiles) -> str | None:
+    """Of most of the layers' weights that the file has quantised; None if it has floats."""
+    if files.format != "gguf":
+        return None
+    elements: collections.Counter[str | None] = collections.Counter()
+    for path in files.weight_files():
+        for tensor in GGUFFile(path).tensors.values():
+            if tensor.name.startswith("blk."):
+                elements[_kind(tensor.ggml_type)] += math.prod(tensor.shape)
+    return elements.most_common(1)[0][0]
+
+
+def _kind(ggml_type: GGMLType) -> str | None:
+    """Blocks of 4 bits stay so, all others have 8."""
+    if not is_quantized(ggml_type):
+        return None
+    return "int4" if ggml_type in (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K) else "int8"
 
 
 def measure(
