@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pagelet itself, in the same terms as its peers. PAGELET is the command to run.
-# VARIANT: auto, bfloat16 or float32 (--dtype), or int8 or int4 (--quantization).
+# VARIANT: bfloat16 or float32 (--dtype, nothing quantised), or auto, int8 or int4 (--quantization).
 set -euo pipefail
 usage() {
   echo "usage: pagelet.sh installed|version|install DIR | prepare DIR MODEL VARIANT OUT |" \
@@ -17,11 +17,11 @@ prepare) [ $# = 5 ] && echo "$3" ;;
 serve)
   [ $# = 7 ] || usage
   case $4 in
-  int*) precision=--quantization ;;
-  *) precision=--dtype ;;
+  auto | int*) precision=(--quantization "$4") ;;
+  *) precision=(--quantization none --dtype "$4") ;;
   esac
   exec "$pagelet" serve "$3" --served-model-name model --host 127.0.0.1 --port "$5" \
-    "$precision" "$4" --max-num-seqs "$6" --max-model-len "$7"
+    "${precision[@]}" --max-num-seqs "$6" --max-model-len "$7"
   ;;
 *) usage ;;
 esac

