@@ -70,4 +70,7 @@ class ApiKeys:
         keys = [line.partition("#")[0].strip() for line in lines]
         self._from_file = [_digest(key) for key in keys if key]
         self._version = version
-        _log.info("read %d API keys", len(self._from_file))
+        if self._from_file:
+            _log.info("read %d API keys", len(self._from_file))
+        else:
+            _log.warning("the API key file has no keys: it lets no one in")

@@ -200,7 +200,10 @@ class AsyncLLM:
         to do."""
         beat = engine.heartbeat.read()
         if not engine.client.connected:
-            stage = "not started" if beat is None else beat.stage
+            if beat is None:
+                stage = "not started"
+            else:  # "ready" is what a core that is gone said last
+                stage = "restarting" if beat.stage == "ready" else beat.stage
             return f"engine core {index} is not connected ({stage})"
         if beat is not None and beat.has_work:
             stuck = time.monotonic() - (beat.step_began or beat.last_loop)

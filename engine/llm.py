@@ -135,7 +135,14 @@ class LLM:
         sampling: RequestedSampling | None = None,
         **template_kwargs: Any,
     ) -> Completion:
-        """Answers a conversation by the model's chat template."""
+        """Answers a conversation by the model's chat template. Raises `InvalidRequest` for what is
+        no conversation, or one that cannot be served."""
+        if not all(isinstance(message, dict) for message in messages):
+            raise InvalidRequest(
+                "messages is one conversation, a list of {'role': ..., 'content': ...}; call chat "
+                "once for each conversation",
+                "messages",
+            )
         text = self.processor.render_chat(messages, **template_kwargs)
         token_ids = self.processor.encode(text, add_special_tokens=False)
         return self._generate([token_ids], sampling, None, progress=False)[0]

@@ -99,6 +99,8 @@ def count_blocks(
     if options.num_blocks is not None:
         return options.num_blocks
     room = memory.free - activations
+    # Every group of one longest request in full, and the null block.
+    longest = len(layout.groups) * math.ceil(max_model_len / options.block_size) + 1
     asked = options.kv_cache_memory_bytes
     if asked is not None:
         if asked > room:
@@ -113,10 +115,14 @@ def count_blocks(
         share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
         budget = min(math.floor(memory.total * share) - memory.own - activations, room)
         if options.memory_utilization is None and device_type == "cpu":
-            # Every group of one longest request in full, and the null block.
-            blocks = len(layout.groups) * math.ceil(max_model_len / options.block_size) + 1
-            budget = min(budget, max(_CPU_DEFAULT_KV_BYTES, blocks * layout.block_bytes))
+            budget = min(budget, max(_CPU_DEFAULT_KV_BYTES, longest * layout.block_bytes))
     num_blocks = budget // layout.block_bytes
+    if num_blocks < 2 and asked is not None:
+        raise ConfigurationError(
+            f"a KV cache of {asked} bytes holds no tokens: one request of max_model_len "
+            f"{max_model_len} tokens needs {_mib(longest * layout.block_bytes)}. Give "
+            f"--kv-cache-memory {longest * layout.block_bytes}, or lower --max-model-len"
+        )
     if num_blocks < 2:  # the null block holds no tokens
         _raise_no_room(options, memory, activations, layout, budget, device_type)
     return num_blocks
@@ -137,8 +143,6 @@ def _raise_no_room(
         f"{_mib(activations)}, and one block {_mib(layout.block_bytes)}; {_mib(missing)} are "
         "missing. "
     )
-    if options.kv_cache_memory_bytes is not None:
-        raise ConfigurationError(f"{text}Raise --kv-cache-memory by at least {_mib(missing)}")
     share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
     if memory.free - activations >= 2 * layout.block_bytes:
         needed = math.ceil(100 * (share + missing / memory.total)) / 100

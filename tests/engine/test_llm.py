@@ -36,6 +36,12 @@ def test_default_is_a_short_answer_to_a_prompt_and_a_whole_one_to_a_conversation
     assert len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) == 512
 
 
+def test_several_conversations_at_once_are_refused_in_words(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(InvalidRequest, match="call chat once for each conversation"):
+        llm.chat([conversation, conversation])  # type: ignore[list-item]
+
+
 def test_token_ids_and_parameters_for_each_prompt(llm: LLM) -> None:
     params = [RequestedSampling(max_tokens=2), RequestedSampling(max_tokens=3, n=2, logprobs=1)]
     first, second = llm.generate([[100, 101], [102]], params)

@@ -569,7 +569,7 @@ def test_one_prompt_of_a_batch_is_refused(server):
     assert server.run(lambda: server.state.admission.in_flight) == 0
 
 
-def test_key_file_is_read_again(tmp_path, monkeypatch):
+def test_key_file_is_read_again(tmp_path, monkeypatch, caplog):
     from pagelet.agent import auth
 
     clock = [0.0]
@@ -590,5 +590,8 @@ def test_key_file_is_read_again(tmp_path, monkeypatch):
     assert keys.identify("Bearer new-key") == name
     file.write_text("")
     clock[0] = 15
+    caplog.clear()
     assert keys.identify("Bearer new-key") is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "has no keys" in caplog.text
     assert keys.required

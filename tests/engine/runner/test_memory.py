@@ -66,8 +66,13 @@ def test_a_size_that_does_not_fit_is_told_by_how_much():
     assert "by at least 10.0 MiB" in message
     assert "process 7" in message
     assert blocks(GIB, 100 * MIB, activations=30 * MIB, kv_cache_memory_bytes=70 * MIB) == 70
-    with pytest.raises(ConfigurationError, match=r"Raise --kv-cache-memory by at least 1\.0 MiB"):
-        blocks(GIB, GIB, kv_cache_memory_bytes=MIB)
+
+
+def test_a_size_for_nothing_is_told_what_one_longest_request_needs():
+    with pytest.raises(ConfigurationError) as caught:
+        blocks(GIB, GIB, kv_cache_memory_bytes=1024, max_model_len=65)
+    needed = re.search(r"Give --kv-cache-memory (\d+), or", str(caught.value))
+    assert blocks(GIB, GIB, kv_cache_memory_bytes=int(needed[1]), max_model_len=65) == 6
 
 
 def test_the_utilization_that_the_error_names_is_enough():
