@@ -320,7 +320,8 @@ def serve(
     """Serve a model over the OpenAI API.
 
     SIGTERM or Ctrl-C lets streams finish, then exits with code 0; a second one stops at once. Exit
-    code 78 says that the configuration cannot work, 1 that something keeps crashing.
+    code 78 says that the configuration cannot work, 1 that something keeps crashing or that streams
+    did not finish within --drain-timeout.
     """
     _check_together(num_blocks, kv_cache_memory, kv_events_endpoint, kv_events_replay_endpoint)
     options = EngineOptions(

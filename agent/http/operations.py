@@ -63,7 +63,7 @@ async def version() -> Response:
 
 @router.get("/v1/config")
 async def config(request: Request) -> Response:
-    """What is in force, every default filled in; secrets are left out."""
+    """What was asked for, and what each engine core made of it; secrets are left out."""
     server = server_of(request)
     llm = server.llm
     settings: dict[str, Any] = msgspec.to_builtins(server.settings)
