@@ -1,7 +1,8 @@
 """Compiles the CPU library from its sources with the compiler that is there.
 
-The result is kept under a name made of the sources, the flags and the compiler's version, so that
-a change of any of them compiles anew, and processes that start together compile once.
+There is one library for each instruction set, so that a machine compiles what it runs and no more.
+It is kept under a name made of the sources, the flags and the compiler's version, so that a change
+of any of them compiles anew, and processes that start together compile once.
 """
 
 import fcntl
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from pagelet.kernels.cpu.tiers import TIERS
 
 KERNELS = Path(__file__).resolve().parent.parent
 
@@ -24,14 +27,6 @@ _FLAGS = (
     "-fno-trapping-math",
     "-pthread",
 )
-_AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-_TIERS = {
-    "avx2": _AVX2,
-    "avx512": _AVX512,
-    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-    "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
-}
 
 
 class CompileError(RuntimeError):
@@ -51,13 +46,13 @@ def sources() -> list[Path]:
     return sorted([*KERNELS.glob("*/*.cpp"), *KERNELS.glob("*/*.h")])
 
 
-def compile_library() -> Path:
-    """Builds the library unless it is there, and returns its path.
+def compile_library(tier: str) -> Path:
+    """Builds the library of an instruction set unless it is there, and returns its path.
 
     Raises CompileError if there is no compiler, or it fails (with what it said).
     """
     compiler = find_compiler()
-    name = f"{_digest(compiler)}.so"
+    name = _name(compiler, tier)
     if (found := _find(name)) is not None:
         return found
     writable = [folder for folder in _folders() if _is_writable(folder)]
@@ -69,18 +64,18 @@ def compile_library() -> Path:
         library = folder / name
         if not library.is_file():
             with tempfile.TemporaryDirectory(dir=folder) as work:
-                built = _build(compiler, Path(work))
+                built = _build(compiler, tier, Path(work))
                 built.replace(library)
     return library
 
 
-def is_compiled() -> bool:
+def is_compiled(tier: str) -> bool:
     """Whether `compile_library` has nothing to do: the library is there, or cannot be built."""
     try:
         compiler = find_compiler()
     except CompileError:
         return True
-    return _find(f"{_digest(compiler)}.so") is not None
+    return _find(_name(compiler, tier)) is not None
 
 
 def _find(name: str) -> Path | None:
@@ -102,32 +97,24 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _digest(compiler: str) -> str:
+def _name(compiler: str, tier: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(version + repr((_FLAGS, _TIERS)).encode())
+    digest = hashlib.sha256(version + repr((_FLAGS, TIERS[tier])).encode())
     for path in sources():
         digest.update(path.relative_to(KERNELS).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return f"{tier}-{digest.hexdigest()[:16]}.so"
 
 
-def _build(compiler: str, work: Path) -> Path:
-    source = KERNELS / "cpu"
-    units: list[tuple[str, str, tuple[str, ...]]] = [
-        ("interface", "interface.cpp", ()),
-        ("pack", "../linear/pack.cpp", _AVX2),
-        ("probe", "probe.cpp", ()),
-        ("threads", "threads.cpp", ()),
-    ]
-    for tier, flags in _TIERS.items():
-        units.append((tier, "tier.cpp", (*flags, f"-DPAGELET_TIER={tier}")))
-    commands = [
-        [compiler, *_FLAGS, *flags, "-c", str(source / file), "-o", f"{name}.o"]
-        for name, file, flags in units
-    ]
+def _build(compiler: str, tier: str, work: Path) -> Path:
+    commands = []
+    # The longest first: all run at once, on as many cores as there are.
+    for path in sorted(KERNELS.glob("*/*.cpp"), key=lambda path: -path.stat().st_size):
+        flags = (*_FLAGS, *TIERS[tier].compiler_flags, f"-DPAGELET_TIER={tier}")
+        name = f"{path.parent.name}-{path.stem}.o"
+        commands.append([compiler, *flags, "-c", str(path), "-o", name])
     _run_all(commands, work)
-    _run_all(
-        [[compiler, "-shared", "-pthread", "-o", "library.so", *map(str, work.glob("*.o"))]], work
-    )
+    objects = [command[-1] for command in commands]
+    _run_all([[compiler, "-shared", "-pthread", "-o", "library.so", *objects]], work)
     return work / "library.so"
 
 

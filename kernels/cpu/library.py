@@ -7,12 +7,11 @@ avx512_bf16), for tests and for equal results on unequal machines.
 import ctypes
 import dataclasses
 import functools
-import itertools
-import os
 from pathlib import Path
 
 from pagelet.kernels.cpu.compile import CompileError, compile_library, is_compiled
 from pagelet.kernels.cpu.cores import usable_cores
+from pagelet.kernels.cpu.tiers import choose_tier, machine_tiers
 
 
 class UnavailableError(RuntimeError):
@@ -46,52 +45,58 @@ Sizes = ctypes.c_int64 * NUM_SIZES
 class Library:
     """The loaded library. Operations run on the calling thread and the pool's workers."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        library = self.handle = ctypes.CDLL(str(path))
-        tier_name = library.pagelet_cpu_tier
-        tier_name.argtypes, tier_name.restype = [ctypes.c_int], ctypes.c_char_p
-        self._use_tier = library.pagelet_cpu_use_tier
-        self._use_tier.argtypes, self._use_tier.restype = [ctypes.c_char_p], ctypes.c_bool
-        self._set_threads = library.pagelet_cpu_set_threads
-        self._set_threads.argtypes, self._set_threads.restype = [ctypes.c_int], None
-        self.run = library.pagelet_cpu_run
-        self.run.argtypes = [ctypes.POINTER(Call), ctypes.c_int64, ctypes.POINTER(Sizes)]
-        self.run.restype = None
-        self._read = library.pagelet_cpu_read
-        self._read.argtypes, self._read.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_uint64
-
-        names = itertools.takewhile(bool, map(tier_name, itertools.count()))
-        self.tiers = tuple(name.decode() for name in names)
-        if not self.tiers:
-            raise UnavailableError("this CPU has no AVX2 with FMA and F16C")
-        self.use_tier(os.environ.get("PAGELET_CPU_TIER") or self.tiers[-1])
-        self.set_threads(usable_cores())
+    def __init__(self, tier: str) -> None:
+        """Compiles it first, if need be."""
+        self.tiers = machine_tiers()
+        self._loaded: dict[str, ctypes.CDLL] = {}
+        self.threads = usable_cores()
+        self.use_tier(tier)
 
     def use_tier(self, name: str) -> None:
         """Computes with that instruction set from now on; not while an operation runs.
 
         Raises ValueError if this machine cannot.
         """
-        if not self._use_tier(name.encode()):
-            raise ValueError(f"PAGELET_CPU_TIER={name}: this machine runs {', '.join(self.tiers)}")
-        self.tier = name
+        if name not in self.tiers:
+            raise ValueError(f"tier {name}: this machine runs {', '.join(self.tiers)}")
+        if name not in self._loaded:
+            self._loaded[name] = _declare(ctypes.CDLL(str(compile_library(name))))
+        self.tier, self.handle = name, self._loaded[name]
+        self.path = Path(self.handle._name)
+        self.set_threads(self.threads)
+
+    def run(self, calls: "ctypes.Array[Call]", count: int, sizes: object) -> None:
+        """Runs operations one after another; `sizes` points to `Sizes`."""
+        self.handle.pagelet_cpu_run(calls, count, sizes)
 
     def set_threads(self, threads: int) -> None:
         """How many threads work on an operation, the caller's included."""
         self.threads = threads
-        self._set_threads(threads)
+        self.handle.pagelet_cpu_set_threads(threads)
 
     def read(self, address: int, size: int) -> None:
         """Reads memory on all threads: how fast weights can come at best. Whole 256 KiB only."""
-        self._read(address, size)
+        self.handle.pagelet_cpu_read(address, size)
+
+
+def _declare(handle: ctypes.CDLL) -> ctypes.CDLL:
+    handle.pagelet_cpu_set_threads.argtypes = [ctypes.c_int]
+    handle.pagelet_cpu_set_threads.restype = None
+    handle.pagelet_cpu_run.argtypes = [ctypes.POINTER(Call), ctypes.c_int64, ctypes.POINTER(Sizes)]
+    handle.pagelet_cpu_run.restype = None
+    handle.pagelet_cpu_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    handle.pagelet_cpu_read.restype = ctypes.c_uint64
+    return handle
 
 
 @functools.cache
 def _load() -> Library | str:
     """The library, or why there is none."""
+    tier = choose_tier()
+    if tier is None:
+        return "this is no x86-64 CPU with AVX2, FMA and F16C"
     try:
-        return Library(compile_library())
+        return Library(tier)
     except (CompileError, UnavailableError, OSError) as error:
         return str(error)
 
@@ -110,7 +115,8 @@ def library() -> Library:
 
 def needs_compiling() -> bool:
     """Whether the first call of `library` in this process will have to compile it."""
-    return not is_compiled()
+    tier = choose_tier()
+    return tier is not None and not is_compiled(tier)
 
 
 def status() -> Status:

@@ -1,22 +1,24 @@
-// All operations in one instruction set: compiled once for each tier, with its flags and with
-// PAGELET_TIER set to its name.
+// The operations of one instruction set by their number; each is a file of its own, compiled with
+// that set's flags and with PAGELET_TIER set to its name.
 #define PAGELET_QUOTE(name) #name
 #define PAGELET_NAME(name) PAGELET_QUOTE(name)
-#define PAGELET_JOIN(a, b) a##b
-#define PAGELET_SYMBOL(prefix, name) PAGELET_JOIN(prefix, name)
 
-#include "../embedding/cpu.cpp"
-#include "../gated_activation/cpu.cpp"
-#include "../kv_write/cpu.cpp"
-#include "../linear/cpu.cpp"
-#include "../paged_attention/cpu.cpp"
-#include "../rms_norm/cpu.cpp"
-#include "../rotary/cpu.cpp"
-#include "../sample/cpu.cpp"
-#include "../top_logprobs/cpu.cpp"
 #include "ops.h"
 
 namespace PAGELET_TIER {
+
+using namespace pagelet;
+
+void linear(const LinearArgs&, int64_t, ThreadPool&);
+void rms_norm(const RmsNormArgs&, int64_t, ThreadPool&);
+void gated_activation(const GatedActivationArgs&, int64_t, ThreadPool&);
+void embedding(const EmbeddingArgs&, int64_t, ThreadPool&);
+void rotary(const RotaryArgs&, int64_t, ThreadPool&);
+void kv_write(const KvWriteArgs&, int64_t, ThreadPool&);
+void paged_attention(const PagedAttentionArgs&, int64_t, ThreadPool&);
+void sample(const SampleArgs&, int64_t, ThreadPool&);
+void top_logprobs(const TopLogprobsArgs&, int64_t, ThreadPool&);
+
 namespace {
 
 template <class Args, void (*function)(const Args&, int64_t, pagelet::ThreadPool&)>
@@ -32,7 +34,7 @@ namespace pagelet {
 
 using namespace PAGELET_TIER;
 
-extern const Tier PAGELET_SYMBOL(tier_, PAGELET_TIER) = {
+extern const Tier tier = {
     PAGELET_NAME(PAGELET_TIER),
     {
         op<LinearArgs, linear>,

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pagelet.kernels.cpu import compile as compile_
+from pagelet.kernels.cpu import library as library_
 from pagelet.kernels.cpu.library import Library, status
+from pagelet.kernels.cpu.tiers import machine_tiers
 
 
 def in_a_new_process(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -52,24 +54,21 @@ def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     if status().path is None:
         pytest.skip(f"nothing can be compiled: {status().reason}")
     sources = tmp_path / "kernels"
-    for name in ("cpu/interface", "cpu/probe", "cpu/threads", "cpu/tier", "linear/pack"):
-        function = f'extern "C" int {name[-4:]}' + ("_##T" if name == "cpu/tier" else "")
+    for name in ("cpu/interface", "cpu/threads", "linear/cpu"):
         path = sources / f"{name}.cpp"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            f"#define F(T) {function}() {{ return 7; }}\n#define G(T) F(T)\nG(PAGELET_TIER)\n"
-        )
+        path.write_text(f'extern "C" int {name.replace("/", "_")}() {{ return 7; }}\n')
     monkeypatch.setattr(compile_, "KERNELS", sources)
     return sources
 
 
 def test_compiles_once_and_again_when_a_source_changes(small_sources: Path) -> None:
-    first = compile_.compile_library()
+    first = compile_.compile_library("avx2")
     stamp = first.stat().st_mtime_ns
-    assert compile_.compile_library() == first
+    assert compile_.compile_library("avx2") == first
     assert first.stat().st_mtime_ns == stamp
     (small_sources / "cpu" / "extra.h").write_text("// more\n")
-    second = compile_.compile_library()
+    second = compile_.compile_library("avx2")
     assert second != first
     assert {path.name for path in second.parent.iterdir()} == {first.name, second.name, "lock"}
 
@@ -79,16 +78,37 @@ def test_uses_the_cache_folder_where_the_sources_cannot_be_written(
 ) -> None:
     (small_sources / "cpu" / "build").write_text("in the way of the folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert compile_.compile_library().parent == tmp_path / "cache" / "pagelet"
+    assert compile_.compile_library("avx2").parent == tmp_path / "cache" / "pagelet"
 
 
 def test_what_the_compiler_says_is_passed_on(small_sources: Path) -> None:
     (small_sources / "cpu" / "threads.cpp").write_text("this is not C++\n")
     with pytest.raises(compile_.CompileError, match="this is not C"):
-        compile_.compile_library()
+        compile_.compile_library("avx2")
 
 
-def test_a_file_that_is_no_library_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_each_tier_is_a_library_of_its_own(small_sources: Path) -> None:
+    first, second = (compile_.compile_library(tier) for tier in ("avx2", "avx512"))
+    assert first != second
+    assert compile_.is_compiled("avx512")
+    assert not compile_.is_compiled("avx512_vnni")
+
+
+def test_a_file_that_is_no_library_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not machine_tiers():
+        pytest.skip("this machine has none of the tiers")
     (tmp_path / "library.so").write_text("text")
+    monkeypatch.setattr(library_, "compile_library", lambda tier: tmp_path / "library.so")
     with pytest.raises(OSError, match=r"library\.so"):
-        Library(tmp_path / "library.so")
+        Library(machine_tiers()[0])
+
+
+def test_tiers_are_those_whose_instructions_the_processor_has(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor : 0\nflags\t\t: fpu avx2 fma f16c avx512f avx512bw avx512dq\n")
+    assert machine_tiers(path) == ("avx2",), "AVX-512 without VL does not do"
+    path.write_text(path.read_text().replace("fpu", "avx512vl avx512_vnni"))
+    assert machine_tiers(path) == ("avx2", "avx512", "avx512_vnni")
+    assert machine_tiers(tmp_path / "none") == ()

@@ -1,0 +1,61 @@
+"""The instruction sets that the CPU library is compiled for, and those of this machine."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """What an instruction set needs of the processor, and of the compiler."""
+
+    processor_flags: frozenset[str]
+    """As the kernel names them; it leaves out those whose registers it does not save."""
+    compiler_flags: tuple[str, ...]
+
+
+def _tier(base: Tier | None, processor_flags: str, compiler_flags: str) -> Tier:
+    known = base or Tier(frozenset(), ())
+    return Tier(
+        known.processor_flags | frozenset(processor_flags.split()),
+        (*known.compiler_flags, *compiler_flags.split()),
+    )
+
+
+_AVX2 = _tier(None, "avx2 fma f16c", "-mavx2 -mfma -mf16c")
+_AVX512 = _tier(
+    _AVX2,
+    "avx512f avx512bw avx512dq avx512vl",
+    "-mavx512f -mavx512bw -mavx512dq -mavx512vl",
+)
+_VNNI = _tier(_AVX512, "avx512_vnni", "-mavx512vnni")
+TIERS = {
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_vnni": _VNNI,
+    "avx512_bf16": _tier(_VNNI, "avx512_bf16", "-mavx512bf16"),
+}
+"""By name, from the least to the most capable."""
+
+
+def machine_tiers(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Those that this machine can run, the most capable last."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return ()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    have = frozenset(flags.split())
+    return tuple(name for name, tier in TIERS.items() if tier.processor_flags <= have)
+
+
+def choose_tier() -> str | None:
+    """What `PAGELET_CPU_TIER` asks for, or else the machine's most capable tier; None if it has
+    none. Raises ValueError if the machine lacks what is asked for."""
+    tiers = machine_tiers()
+    asked = os.environ.get("PAGELET_CPU_TIER")
+    if asked and asked not in tiers:
+        raise ValueError(
+            f"PAGELET_CPU_TIER={asked}: this machine runs {', '.join(tiers) or 'none of the tiers'}"
+        )
+    return asked or (tiers[-1] if tiers else None)
