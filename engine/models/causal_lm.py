@@ -9,6 +9,7 @@ import torch
 
 from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from pagelet.engine.layers.linear_weight import LinearWeight
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder, ResidualStream
@@ -123,6 +124,18 @@ class CausalLM(abc.ABC):
         """What this rank's loaded weights take in memory."""
         storages = {id(weight.storage): weight.storage for weight in self.weights()}
         return sum(storage.nbytes for storage in storages.values())
+
+    @property
+    def linear_formats(self) -> set[str]:
+        """How this rank's linear layers hold their loaded weights for the CPU library; none of it
+        on torch's operations."""
+        layers = (weight.storage for weight in self.weights())
+        return {
+            packed.format
+            for layer in layers
+            if isinstance(layer, LinearWeight)
+            for packed in layer.packed
+        }
 
     def load_weights(self, tensors: Iterable[tuple[str, StoredTensor]]) -> None:
         """Takes this rank's shards of full checkpoint tensors, in any order and type.

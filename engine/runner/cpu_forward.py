@@ -1,7 +1,7 @@
 """The forward pass on the CPU library: recorded at load, replayed every step."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -15,6 +15,7 @@ from pagelet.kernels.paged_attention.cpu import unsupported
 from pagelet.protocol.config import Quantization
 
 _FLOAT_FORMATS: dict[torch.dtype, LinearFormat] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+QUANTIZED_FORMATS = frozenset({"q8", "q4"})
 
 
 def why_not_recorded(
@@ -36,14 +37,13 @@ def compile_kernels(device: torch.device, stage: Callable[[str], None]) -> None:
         status()
 
 
-def describe_kernels(
-    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
-) -> str:
-    """What computes the forward pass, in words."""
-    reason = why_not_recorded(device, dtype, head_dim, block_size)
+def describe_kernels(formats: Collection[str], reason: str | None) -> str:
+    """What computes the forward pass, in words: the CPU library on linear weights of these formats,
+    or torch for a reason."""
     if reason is not None:
         return f"torch operations ({reason})"
-    return f"CPU library {status().tier}, {status().threads} threads"
+    weights = " and ".join(sorted(formats))
+    return f"CPU library {status().tier}, {status().threads} threads, linear weights {weights}"
 
 
 def choose_packing(quantization: Quantization, dtype: torch.dtype) -> tuple[Packing, Packing]:

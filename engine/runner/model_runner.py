@@ -20,6 +20,7 @@ from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
 from pagelet.engine.runner.cpu_forward import (
+    QUANTIZED_FORMATS,
     CpuForward,
     choose_packing,
     compile_kernels,
@@ -96,12 +97,14 @@ class ModelRunner:
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
         )
-        recorded = isinstance(self._forward, CpuForward)
+        formats = self._model.linear_formats
         self.info = RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
-            quantization=options.model.quantization if recorded else "none",
-            kernels=describe_kernels(self.device, self.dtype, config.head_dim, block_size),
+            quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
+            kernels=describe_kernels(
+                formats, why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
+            ),
         )
 
     def _choose_packings(
