@@ -14,13 +14,15 @@ import pytest
 import torch
 import transformers
 
+from pagelet.engine.layers.context import SINGLE
+from pagelet.engine.layers.placement import Packing
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
 from pagelet.engine.source import ModelFiles
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
-from support.paged import PagedHarness, logits_of_all
+from support.paged import Forward, PagedHarness, logits_of_all, recorded_forward
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -50,9 +52,10 @@ def config(path: Path) -> ModelConfig:
     return load_model_config(ModelFiles(path, "gguf", "smollm2"))
 
 
-@pytest.fixture(scope="module")
-def model(path: Path, config: ModelConfig) -> CausalLM:
-    model = build_model(config, torch.float32, "cpu")
+@pytest.fixture(scope="module", params=["torch", "cpu_library"])
+def model(request: pytest.FixtureRequest, path: Path, config: ModelConfig) -> CausalLM:
+    packings = [Packing("f32")] * 2 if request.param == "cpu_library" else []
+    model = build_model(config, torch.float32, "cpu", SINGLE, *packings)
     model.load_weights(iterate_weights(ModelFiles(path, "gguf", "smollm2"), config))
     return model
 
@@ -90,13 +93,19 @@ def oracle(path: Path, config: ModelConfig) -> Any:
     return oracle.eval()
 
 
+def forward_of(model: CausalLM, harness: PagedHarness) -> Forward:
+    packed = model.placement.packing is not None
+    return recorded_forward(model, harness) if packed else model.forward
+
+
 @torch.inference_mode()
 def test_logits_equal_transformers(model: CausalLM, oracle: Any) -> None:
     rng = random.Random(0)
     harness = PagedHarness(model.config, torch.float32, rng, block_size=16, num_blocks=20)
     for length in (30, 50):
         harness.add([rng.randrange(model.config.vocab_size) for _ in range(length)])
-    for sequence, logits in zip(harness.sequences, logits_of_all(model, harness, rng), strict=True):
+    computed = logits_of_all(model, harness, rng, forward_of(model, harness))
+    for sequence, logits in zip(harness.sequences, computed, strict=True):
         expected = oracle(torch.tensor([sequence.tokens])).logits[0]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
@@ -107,9 +116,10 @@ def test_greedy_tokens_equal_transformers(model: CausalLM, oracle: Any) -> None:
         model.config, torch.float32, random.Random(1), block_size=16, num_blocks=20
     )
     index = harness.add(PROMPT)
+    forward = forward_of(model, harness)
     for _ in range(64):
         step = harness.prepare([(index, harness.remaining(index))])
-        logits = model.compute_logits(model.forward(*step)[-1:])
+        logits = model.compute_logits(forward(*step)[-1:])
         harness.sequences[index].tokens.append(int(logits.argmax()))
     tokens = harness.sequences[index].tokens
     greedy = oracle(torch.tensor([tokens[:-1]])).logits[0].argmax(-1)
