@@ -99,7 +99,7 @@ def _is_writable(folder: Path) -> bool:
 
 def _name(compiler: str, tier: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(version + repr((_FLAGS, TIERS[tier])).encode())
+    digest = hashlib.sha256(version + repr((_FLAGS, TIERS[tier].compiler_flags)).encode())
     for path in sources():
         digest.update(path.relative_to(KERNELS).as_posix().encode() + path.read_bytes())
     return f"{tier}-{digest.hexdigest()[:16]}.so"

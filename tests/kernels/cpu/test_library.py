@@ -42,6 +42,18 @@ def test_a_tier_that_the_machine_lacks_is_refused(tier: str) -> None:
     assert "PAGELET_CPU_TIER=avx1024: this machine runs avx2" in result.stderr
 
 
+def test_every_process_finds_the_same_library(tier: str) -> None:
+    code = "from pagelet.kernels.cpu.library import needs_compiling; print(needs_compiling())"
+    for seed in ("1", "2", "3"):
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PAGELET_CPU_TIER": tier},
+        )
+        assert found.stdout == "False\n", found.stderr
+
+
 def test_without_a_compiler_it_says_so() -> None:
     result = in_a_new_process(PATH="/nonexistent", CXX="")
     assert result.returncode == 1
