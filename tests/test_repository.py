@@ -67,7 +67,7 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert REGISTRY_HOSTS.search("https://py" + "pi.org/simple")
     assert MACHINE_PATHS.search("open('/" + "home/someone/model.gguf')")
     assert MACHINE_PATHS.search("cd /" + "work/x")
-    assert not MACHINE_PATHS.search("see docs/work/page.md and $HOME/work/x")
+    assert not MACHINE_PATHS.search("see docs/home/page.md and $HOME/home/x")
 
 
 def test_no_source_file_is_too_long_to_read() -> None:
