@@ -3,18 +3,18 @@
 import dataclasses
 import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
 
-from pagelet.engine.core.build import build_core
+from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.model_config import context_length
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import InvalidRequest, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
-from pagelet.engine.progress import ProgressBar
+from pagelet.engine.progress import ProgressBar, StageView
 from pagelet.engine.source import resolve_model, resolve_tokenizer
 from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
@@ -64,14 +64,18 @@ class LLM:
             raise ConfigurationError(
                 "data_parallel_size is for `pagelet serve`; LLM has one engine"
             )
-        files = resolve_model(self.options)
+        with StageView() as stage:
+            self._load(stage)
+
+    def _load(self, stage: Callable[[str], None]) -> None:
+        files = resolve_model(self.options, download_progress(stage))
         self.config = load_model_config(files)
         self.tokenizer = load_tokenizer(resolve_tokenizer(self.options, files))
         self.max_model_len = context_length(self.config, self.options.model.max_model_len)
         self.processor = Processor(
             self.config, self.tokenizer, self.max_model_len, files, self.options.model
         )
-        self._core = build_core(self.options)
+        self._core = build_core(self.options, stage)
         self._outputs = OutputProcessor(self.tokenizer)
         self._next_id = 0
 

@@ -37,3 +37,30 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+class StageView:
+    """One line on stderr that says what a start-up is at, if stderr is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._status = console.status("starting") if sys.stderr.isatty() else None
+
+    def __call__(self, text: str) -> None:
+        """What it is at now, such as "loading weights 45%"."""
+        if self._status is not None:
+            self._status.update(text)
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()

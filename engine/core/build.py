@@ -20,7 +20,7 @@ def build_core(
     Raises `ConfigurationError` for whatever a new start would not help.
     """
     try:
-        files = resolve_model(options)
+        files = resolve_model(options, download_progress(stage))
         config = load_model_config(files)
         num_real_tokens = _num_real_tokens(options, files)
     except ModelSourceError as error:
@@ -41,3 +41,12 @@ def _num_real_tokens(options: EngineOptions, files: ModelFiles) -> int | None:
     if options.runner == "simulated" or (own is None and files.format == "gguf"):
         return None
     return load_tokenizer(resolve_tokenizer(options, files)).max_token_id + 1
+
+
+def download_progress(stage: Callable[[str], None]) -> Callable[[int, int], None]:
+    """A callback of `resolve_model` that tells `stage` how far a download is."""
+
+    def progress(done: int, total: int) -> None:
+        stage(f"downloading the model {100 * done // max(total, 1)}%")
+
+    return progress
