@@ -36,10 +36,6 @@ class AbortRequests(msgspec.Struct, tag="abort"):
     request_ids: list[int]
 
 
-class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
-    """Forget all cached blocks that no request uses."""
-
-
 class Acknowledge(msgspec.Struct, tag="ack"):
     """So many `EngineCoreOutputs` were handled since the last such message.
 
@@ -49,7 +45,7 @@ class Acknowledge(msgspec.Struct, tag="ack"):
     count: int
 
 
-ToCore = EngineCoreRequest | AbortRequests | ResetPrefixCache | Acknowledge
+ToCore = EngineCoreRequest | AbortRequests | Acknowledge
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

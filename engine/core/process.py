@@ -35,7 +35,6 @@ from pagelet.protocol.engine import (
     EngineCoreOutputs,
     EngineCoreReady,
     EngineCoreRequest,
-    ResetPrefixCache,
     ToCore,
 )
 
@@ -196,8 +195,6 @@ class CoreServer:
                     self._core.abort(request_ids)
                 case Acknowledge(count):
                     self._client.unacknowledged -= count
-                case ResetPrefixCache():
-                    self._core.reset_prefix_cache()
 
 
 def _listen(path: str) -> socket.socket:

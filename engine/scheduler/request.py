@@ -37,7 +37,6 @@ class Request:
         "num_confirmed_tokens",
         "num_inflight",
         "num_pending_tokens",
-        "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
         "order",
@@ -68,7 +67,6 @@ class Request:
         self.num_confirmed_tokens = 0
         self.num_inflight = 0
         self.num_pending_tokens = 0
-        self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.scheduled_time = 0.0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

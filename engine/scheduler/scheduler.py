@@ -251,7 +251,6 @@ class Scheduler:
         self.kv.free(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = request.num_confirmed_tokens = 0
-        request.num_preemptions += 1
         self._num_preemptions += 1
         self._dropped.append(request.request_id)
         self.waiting.push_front(request)
