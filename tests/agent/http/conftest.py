@@ -52,10 +52,11 @@ class RunningServer:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
 
     def wait_until(self, condition):
-        """Until `condition()` holds on the server's loop."""
+        """Until `condition()` holds on the server's loop. Its truth is taken there too: a list of
+        the loop's that it returns may fill before this thread looks at it."""
 
         for _ in range(2000):
-            if self.run(condition):
+            if self.run(lambda: bool(condition())):
                 return
             time.sleep(0.005)
         raise TimeoutError("it did not come to that within 10 s")
