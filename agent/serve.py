@@ -30,9 +30,10 @@ from pagelet.engine.child import ParentLink
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.logs import configure_logging
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelSourceError, resolve_model
+from pagelet.engine.source import resolve_model
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.errors import ModelSourceError
 
 _CLOSE_SECONDS = 2
 """For answers to leave the kernel's buffers once all requests have ended."""

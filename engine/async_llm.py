@@ -15,14 +15,13 @@ from typing import Any, Self, TypeVar
 
 from pagelet.engine.core.client import CoreClient
 from pagelet.engine.core.heartbeat import HeartbeatReader
+from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import ModelConfig, context_length
 from pagelet.engine.observer import EngineObserver
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import EngineDead, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
-from pagelet.engine.text.load import load_tokenizer
-from pagelet.engine.text.tokenizer import Tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
@@ -31,6 +30,7 @@ from pagelet.protocol.engine import (
     EngineCoreReady,
     SchedulerStats,
 )
+from pagelet.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 _ENCODING_THREADS = 2

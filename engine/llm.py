@@ -10,15 +10,16 @@ import msgspec
 
 from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
 from pagelet.engine.output_processor import OutputProcessor
-from pagelet.engine.outputs import InvalidRequest, PositionLogprobs, RequestOutput
+from pagelet.engine.outputs import PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.progress import ProgressBar, StageView
 from pagelet.engine.source import resolve_model, resolve_tokenizer
-from pagelet.engine.text.load import load_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.errors import InvalidRequest
 
 Prompt = str | Sequence[int]
 

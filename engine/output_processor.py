@@ -11,9 +11,6 @@ from typing import Final
 
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.engine.outputs import Logprob, PositionLogprobs, RequestOutput
-from pagelet.engine.text.detokenizer import Detokenizer
-from pagelet.engine.text.stop import StopMatcher
-from pagelet.engine.text.tokenizer import Tokenizer
 from pagelet.protocol.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -22,6 +19,9 @@ from pagelet.protocol.engine import (
     TokenLogprobs,
 )
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.text.detokenizer import Detokenizer
+from pagelet.text.stop import StopMatcher
+from pagelet.text.tokenizer import Tokenizer
 
 Sink = Callable[[RequestOutput], None]
 """Takes the deltas of one answer, in order; the last one has a `finish_reason`. It must not raise

@@ -57,14 +57,5 @@ class RequestOutput:
             self.prompt_logprobs = later.prompt_logprobs
 
 
-class InvalidRequest(ValueError):
-    """The request cannot be served as it is: HTTP 400. The message says what to change."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
 class EngineDead(RuntimeError):
     """The engine died or is not there: HTTP 503; a retry may succeed once it is back."""

@@ -15,13 +15,13 @@ import msgspec
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.outputs import InvalidRequest
 from pagelet.engine.sampling_request import RequestedSampling, SamplingBuilder
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.text.chat_template import ChatTemplate, Message
-from pagelet.engine.text.tokenizer import Tokenizer, check_unicode
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.errors import InvalidRequest
+from pagelet.text.chat_template import ChatTemplate, Message
+from pagelet.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Processor", "RequestedSampling"]
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from pagelet.engine.outputs import InvalidRequest
-from pagelet.engine.text.tokenizer import check_unicode
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.text.tokenizer import check_unicode
 
 MAX_N: Final = 128
 MAX_LOGPROBS: Final = 20

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pagelet.engine.weights import hub, package
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.errors import ModelSourceError
 
 __all__ = ["ModelFiles", "ModelSourceError", "resolve", "resolve_model", "resolve_tokenizer"]
 

@@ -1,9 +1,10 @@
 """The model: whether its files are there, are understood, and have a tokenizer."""
 
 from pagelet.agent.doctor.checks import Finding
-from pagelet.engine.source import ModelSourceError, resolve
-from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.source import resolve
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.errors import ModelSourceError
 
 
 def check_model(source: str) -> Finding:

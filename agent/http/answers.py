@@ -8,8 +8,9 @@ from pagelet.agent.http.errors import ApiError
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import retry_after
 from pagelet.engine.async_llm import RequestStream
-from pagelet.engine.outputs import EngineDead, InvalidRequest, PositionLogprobs, RequestOutput
+from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.fields import GenerationRequest
 

@@ -15,7 +15,8 @@ from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server, server_of
-from pagelet.engine.outputs import InvalidRequest, RequestOutput
+from pagelet.engine.outputs import RequestOutput
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import (
     AssistantMessage,
     ChatChoice,

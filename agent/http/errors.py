@@ -8,7 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pagelet.agent.limits import retry_after
-from pagelet.engine.outputs import EngineDead, InvalidRequest
+from pagelet.engine.outputs import EngineDead
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import ErrorDetail, ErrorResponse, describe, error_type
 
 _ENGINE_BACK_IN = 5.0

@@ -18,8 +18,9 @@ from pagelet.bench.figures import machine
 from pagelet.bench.load.report import check_plotting
 from pagelet.bench.load.vocabulary import single_token_words
 from pagelet.bench.progress import Progress, show_progress
-from pagelet.engine.source import ModelSourceError, resolve
-from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.source import resolve
+from pagelet.protocol.errors import ModelSourceError
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagelet" / "peers"
 _RESULT_VERSION = 1

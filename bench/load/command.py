@@ -20,9 +20,10 @@ from pagelet.bench.load.records import Record
 from pagelet.bench.load.run import Load, Observer, RunResult, run_load, send
 from pagelet.bench.load.statistics import Bounds, parse_bounds, summarise
 from pagelet.bench.load.workload import Workload
-from pagelet.engine.source import ModelSourceError, resolve
-from pagelet.engine.text.load import load_tokenizer
-from pagelet.engine.text.tokenizer import Tokenizer
+from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.source import resolve
+from pagelet.protocol.errors import ModelSourceError
+from pagelet.text.tokenizer import Tokenizer
 
 Dataset = Literal["random", "shared-prefix", "multi-turn", "trace", "sharegpt"]
 RESULT_VERSION = 1

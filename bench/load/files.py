@@ -10,7 +10,7 @@ import numpy as np
 
 from pagelet.bench.load.vocabulary import Vocabulary
 from pagelet.bench.load.workload import Content, Session, Turn, Workload
-from pagelet.engine.text.tokenizer import Tokenizer
+from pagelet.text.tokenizer import Tokenizer
 
 TRACE_BLOCK_TOKENS = 512
 _TOKENS_PER_WORD = 4 / 3

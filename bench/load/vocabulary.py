@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from pagelet.bench.load.workload import Content
-from pagelet.engine.text.tokenizer import Tokenizer
+from pagelet.text.tokenizer import Tokenizer
 
 _POOL_WORDS = 2000
 _CANDIDATES = 200_000

@@ -12,8 +12,8 @@ from rich.table import Table
 from pagelet.bench.figures import machine
 from pagelet.bench.progress import show_progress
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.source import ModelSourceError
 from pagelet.protocol.config import DType, ModelOptions, Quantization
+from pagelet.protocol.errors import ModelSourceError
 
 _RESULT_VERSION = 1
 

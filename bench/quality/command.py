@@ -14,8 +14,8 @@ from pagelet.bench.figures import machine
 from pagelet.bench.progress import show_progress
 from pagelet.bench.quality.corpus import read_prompts, read_text
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.source import ModelSourceError
 from pagelet.protocol.config import DType, Quantization
+from pagelet.protocol.errors import ModelSourceError
 
 _RESULT_VERSION: Final = 1
 _FORMS: Final = f"[{'|'.join(get_args(Quantization))}][/DTYPE]"

@@ -17,8 +17,9 @@ from pagelet.bench.progress import show_progress
 from pagelet.bench.server import ServerFailed
 from pagelet.bench.tune.search import Settings, Trial, coordinate_search
 from pagelet.bench.tune.trial import Goal, evaluate, serve_flags
-from pagelet.engine.source import ModelSourceError, resolve
-from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.source import resolve
+from pagelet.protocol.errors import ModelSourceError
 
 SPACE: dict[str, tuple[int | str, ...]] = {
     "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048, 4096),

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
+from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelFiles, ModelSourceError, resolve_model, resolve_tokenizer
-from pagelet.engine.text.load import load_tokenizer
+from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.errors import ModelSourceError
 
 
 def build_core(

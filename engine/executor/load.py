@@ -6,9 +6,10 @@ from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.layers.context import SINGLE, TensorParallel
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.source import ModelFiles, ModelSourceError
+from pagelet.engine.source import ModelFiles
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.errors import ModelSourceError
 
 
 def load_runner(

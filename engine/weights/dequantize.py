@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGMLType
+from pagelet.protocol.errors import ModelSourceError
 
 # Elements that are unpacked at a time: float32 and integer temporaries stay at some 20 MB.
 _CHUNK_ELEMENTS: Final = 1 << 20

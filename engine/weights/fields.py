@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 # Far beyond any model, and small enough to make a set of: what is counted one by one.
 MAX_COUNT: Final = 10_000

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.fields import MAX_COUNT, Fields
 from pagelet.engine.weights.gguf_file import GGMLType, GGUFFile
 from pagelet.engine.weights.hf_config import unsupported_architecture
+from pagelet.protocol.errors import ModelSourceError
 
 # Mistral's and Mixtral's files also say `llama`.
 _ARCHITECTURES: Final = {

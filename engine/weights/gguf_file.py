@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 # The mmap module has no name for it before Python 3.13.
 _MAP_NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0

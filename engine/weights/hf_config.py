@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.fields import MAX_COUNT, Fields
+from pagelet.protocol.errors import ModelSourceError
 
 _LLAMA: Final[dict[str, Any]] = {
     "vocab_size": 32000,

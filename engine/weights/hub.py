@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 if TYPE_CHECKING:
     from tqdm import tqdm

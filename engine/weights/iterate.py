@@ -10,10 +10,10 @@ import torch
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
 from pagelet.engine.weights.dequantize import check_supported, dequantize, is_quantized, view_floats
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGUFError, GGUFFile, GGUFTensor
 from pagelet.engine.weights.gguf_names import hf_name
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTensor, as_floats
+from pagelet.protocol.errors import ModelSourceError
 
 _FLOAT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _VISION: Final = ("vision_tower.", "multi_modal_projector.")

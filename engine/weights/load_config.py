@@ -7,10 +7,10 @@ import safetensors
 
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_config import model_config_from_gguf
 from pagelet.engine.weights.gguf_file import GGUFFile
 from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.protocol.errors import ModelSourceError
 
 _STORED_DTYPES: Final = {"BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 _PART: Final = re.compile(r"(?P<model>.+\.gguf)\.part-?(?P<number>\d+)")
 _REQUIREMENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

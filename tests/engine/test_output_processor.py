@@ -11,8 +11,6 @@ from tokenizers import decoders, models
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import RequestOutput
-from pagelet.engine.text.token_decoding import BYTE_CHARACTERS
-from pagelet.engine.text.tokenizer import Tokenizer
 from pagelet.protocol.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -21,6 +19,8 @@ from pagelet.protocol.engine import (
     TokenLogprobs,
 )
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.text.token_decoding import BYTE_CHARACTERS
+from pagelet.text.tokenizer import Tokenizer
 
 EOS = 256
 

@@ -14,14 +14,14 @@ from tokenizers import decoders, models
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.model_config import ModelConfig, RopeConfig
-from pagelet.engine.outputs import InvalidRequest
 from pagelet.engine.processor import Processor
 from pagelet.engine.sampling_request import RequestedSampling
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.text.tokenizer import Tokenizer
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.text.tokenizer import Tokenizer
 
 CONTEXT = 100
 VOCAB = 40  # rows of the model; the tokenizer has 30 tokens, and none of id 7

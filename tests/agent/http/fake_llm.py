@@ -9,12 +9,12 @@ from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.observer import EngineObserver
 from pagelet.engine.outputs import (
     EngineDead,
-    InvalidRequest,
     Logprob,
     PositionLogprobs,
     RequestOutput,
 )
 from pagelet.protocol.config import EngineOptions, ModelOptions
+from pagelet.protocol.errors import InvalidRequest
 
 BOS = 1
 EOS = 2

@@ -15,7 +15,7 @@ from pagelet.bench.load import datasets, files, vocabulary
 from pagelet.bench.load.command import read_tokenizer
 from pagelet.bench.load.datasets import Lengths
 from pagelet.bench.load.workload import Content, History, Turn, Workload
-from pagelet.engine.text.tokenizer import Tokenizer
+from pagelet.text.tokenizer import Tokenizer
 
 IDS = vocabulary.TokenIds(range(10, 500))
 WORDS = vocabulary.Words()

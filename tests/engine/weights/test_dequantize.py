@@ -7,8 +7,8 @@ import torch
 
 from pagelet.engine.weights import dequantize as module
 from pagelet.engine.weights.dequantize import dequantize, is_quantized, view_floats
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGMLType
+from pagelet.protocol.errors import ModelSourceError
 
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 FLOATS = ["F64", "F32", "F16", "BF16"]

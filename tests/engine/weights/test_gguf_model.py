@@ -19,13 +19,13 @@ from pagelet.engine.model_config import ModelConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.models.registry import build_model
 from pagelet.engine.source import ModelFiles, resolve
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_config import model_config_from_gguf
 from pagelet.engine.weights.gguf_file import GGUFFile
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor, as_floats
+from pagelet.protocol.errors import ModelSourceError
 from support.gguf_files import write_gguf
 
 

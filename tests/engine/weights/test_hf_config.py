@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagelet.engine.model_config import ModelConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.weights import hf_config
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.protocol.errors import ModelSourceError
 
 CONFIG_CLASSES = {
     "LlamaForCausalLM": transformers.LlamaConfig,

@@ -29,7 +29,8 @@ FILES = {
 GGUF_FILES = {"a-Q4_0.gguf": b"GGUF" * 1000, "a-Q8_0.gguf": b"GGUF" * 2000}
 SCRIPT = """
 import json, sys
-from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.source import resolve
+from pagelet.protocol.errors import ModelSourceError
 calls = []
 weights = "tokenizer" not in sys.argv
 try:

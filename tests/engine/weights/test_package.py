@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.source import resolve
+from pagelet.protocol.errors import ModelSourceError
 
 Install = Callable[..., None]
 

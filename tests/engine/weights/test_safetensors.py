@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.models.registry import build_model
 from pagelet.engine.source import ModelFiles, resolve
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.errors import ModelSourceError
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pagelet.engine.source import ModelSourceError, resolve
+from pagelet.engine.source import resolve
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.errors import ModelSourceError
 
 
 def write_checkpoint(folder: Path) -> Path:

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from pagelet.engine.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
-from pagelet.engine.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGUFFile
+from pagelet.protocol.errors import ModelSourceError
+from pagelet.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
+from pagelet.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
 
 TEXTS = [
     "",

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from pagelet.engine.text.detokenizer import make_detokenizer
-from pagelet.engine.text.gguf_tokenizer import read_gguf_tokenizer
-from pagelet.engine.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
 from pagelet.engine.weights.gguf_file import GGUFFile
+from pagelet.text.detokenizer import make_detokenizer
+from pagelet.text.gguf_tokenizer import read_gguf_tokenizer
+from pagelet.text.token_decoding import BYTE_CHARACTERS, TokenDecoding
 
 CHARACTERS = {byte: char for char, byte in BYTE_CHARACTERS.items()}
 WORDS = ["hello", " world", " ", "  ", "日本", " 語", "é", "한", "🙂", "\n", "a", "1"]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from pagelet.engine.outputs import InvalidRequest
-from pagelet.engine.text.detokenizer import Detokenizer, make_detokenizer
-from pagelet.engine.text.token_decoding import MAX_TOKEN_ID, TokenDecoding
+from pagelet.protocol.errors import InvalidRequest
+from pagelet.text.detokenizer import Detokenizer, make_detokenizer
+from pagelet.text.token_decoding import MAX_TOKEN_ID, TokenDecoding
 
 
 class Tokenizer:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.text.load import load_tokenizer
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 
 def write_tokenizer(folder: Path) -> ModelFiles:

@@ -21,7 +21,7 @@ from tokenizers import (
     processors,
 )
 
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import ModelSourceError
 
 SPACE: Final = "▁"
 """How SentencePiece spells a space."""

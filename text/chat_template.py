@@ -16,8 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from pagelet.engine.outputs import InvalidRequest
-from pagelet.engine.weights.errors import ModelSourceError
+from pagelet.protocol.errors import InvalidRequest, ModelSourceError
 
 Message = Mapping[str, Any]
 """`role`, `content`, and perhaps `name`, `tool_calls`, `tool_call_id`, as in OpenAI's API."""

@@ -8,7 +8,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from pagelet.engine.text.token_decoding import Pieces, TokenDecoding
+from pagelet.text.token_decoding import Pieces, TokenDecoding
 
 REPLACEMENT: Final = "\ufffd"
 

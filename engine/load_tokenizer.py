@@ -5,10 +5,10 @@ from typing import Any, Final
 import tokenizers
 
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.text.gguf_tokenizer import read_gguf_tokenizer
-from pagelet.engine.text.tokenizer import Tokenizer
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGUFFile
+from pagelet.protocol.errors import ModelSourceError
+from pagelet.text.gguf_tokenizer import read_gguf_tokenizer
+from pagelet.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS: Final = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.engine.outputs import InvalidRequest
-from pagelet.engine.text.chat_template import ChatTemplate
-from pagelet.engine.weights.errors import ModelSourceError
 from pagelet.engine.weights.gguf_file import GGUFFile
+from pagelet.protocol.errors import InvalidRequest, ModelSourceError
+from pagelet.text.chat_template import ChatTemplate
 
 CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}

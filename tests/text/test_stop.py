@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.engine.text.stop import StopMatcher, StopStrings
+from pagelet.text.stop import StopMatcher, StopStrings
 
 LETTERS = st.text("ab🙂", max_size=30)
 STOPS = st.lists(st.text("ab🙂", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
