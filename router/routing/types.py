@@ -1,0 +1,51 @@
+"""What the proxy asks the routing brain, and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """One prompt that needs a replica.
+
+    `block_hashes` are those of its full KV blocks, first to last, as the replicas' engines hash
+    them (`protocol.block_hash`), or of chunks of its text (`text_hash.hash_text`). `head` is what
+    the hash ring sees: equal for prompts that begin alike (`ring.prompt_head`).
+    """
+
+    request_id: str
+    block_hashes: Sequence[bytes]
+    num_prompt_tokens: int
+    max_tokens: int | None
+    head: bytes
+    session: str | None = None
+    tenant: str = ""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One replica as it looked when a request was routed, for `pagelet explain`."""
+
+    replica_id: str
+    hit_tokens: int
+    """Tokens of the prompt that its prefix cache is thought to hold."""
+    wait_seconds: float
+    """Estimated time until it would begin with this prompt."""
+    ttft_seconds: float
+    """Estimated time to first token: wait, uncached prefill and one step."""
+    load: float
+    """What the policy balances: requests in flight over what the replica runs at once."""
+    score: float
+    """What the policy compares; the least wins."""
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Decision:
+    """Where a request goes, and why."""
+
+    replica_id: str
+    reason: str
+    predicted_hit_tokens: int
+    predicted_ttft_seconds: float
+    candidates: list[Candidate] = field(default_factory=list)
