@@ -12,7 +12,7 @@ from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
-from pagelet.protocol.openai.fields import GenerationRequest
+from pagelet.protocol.openai.generation import GenerationRequest
 
 _QUEUE_FREE_IN = 1.0
 _MERGED_BACKLOG = 64

@@ -7,7 +7,7 @@ import msgspec
 
 from pagelet.engine.outputs import RequestOutput
 from pagelet.protocol.openai.common import Usage, make_usage
-from pagelet.protocol.openai.fields import GenerationRequest
+from pagelet.protocol.openai.generation import GenerationRequest
 
 DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.encode

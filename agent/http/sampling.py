@@ -6,7 +6,7 @@ from typing import Any
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
-from pagelet.protocol.openai.fields import GenerationRequest
+from pagelet.protocol.openai.generation import GenerationRequest
 
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; that for chat is what is left of the context."""

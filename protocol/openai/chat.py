@@ -7,13 +7,13 @@ from pydantic_core import PydanticCustomError
 
 from pagelet.protocol.openai.common import PromptLogprobs, Usage
 from pagelet.protocol.openai.fields import (
-    GenerationRequest,
     Integer,
     RequestBody,
     ResponseBody,
     invalid,
     unsupported,
 )
+from pagelet.protocol.openai.generation import GenerationRequest
 
 
 class TextPart(RequestBody):

@@ -5,14 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from pagelet.protocol.openai.common import PromptLogprobs, Usage
-from pagelet.protocol.openai.fields import (
-    GenerationRequest,
-    Integer,
-    ResponseBody,
-    TokenId,
-    invalid,
-    unsupported,
-)
+from pagelet.protocol.openai.fields import Integer, ResponseBody, TokenId, invalid, unsupported
+from pagelet.protocol.openai.generation import GenerationRequest
 
 
 def _prompt_kind(value: Any) -> str | None:

@@ -1,0 +1,104 @@
+"""What requests for an answer have in common, of either API."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pagelet.protocol.openai.fields import (
+    Integer,
+    Number,
+    RequestBody,
+    StringOrStrings,
+    TokenId,
+    invalid,
+    unsupported,
+)
+from pagelet.protocol.openai.routing import RouterHints
+
+
+class StreamOptions(RequestBody):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk; has effect with `include_usage` only."""
+    include_obfuscation: Annotated[Any, unsupported(False)] = None
+
+
+class GenerationRequest(RequestBody):
+    """Fields that chat completions and completions share; None means the model's default."""
+
+    model: str
+    n: Integer | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[Integer, Number] | None = None
+    seed: Integer | None = None
+    stop: StringOrStrings | None = None
+
+    # Extensions, named as in vLLM.
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Integer | None = None
+    return_token_ids: bool | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    pagelet: RouterHints | None = None
+
+    # Labels and hints: they change no answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
+    response_format: Annotated[Any, unsupported({"type": "text"})] = None
+    structured_outputs: Annotated[Any, unsupported()] = None
+    guided_json: Annotated[Any, unsupported()] = None
+    guided_regex: Annotated[Any, unsupported()] = None
+    guided_choice: Annotated[Any, unsupported()] = None
+    guided_grammar: Annotated[Any, unsupported()] = None
+    use_beam_search: Annotated[Any, unsupported(False)] = None
+    length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
+    bad_words: Annotated[Any, unsupported([])] = None
+    spaces_between_special_tokens: Annotated[Any, unsupported(True)] = None
+    truncate_prompt_tokens: Annotated[Any, unsupported()] = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes as server-sent events."""
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a last chunk with the usage was asked for."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def includes_continuous_usage(self) -> bool:
+        """Whether the usage so far was asked for in every chunk."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    def check_stream(self) -> None:
+        """Raises for options that go only with, or only without, `stream`."""
+        if self.stream_options is not None and not self.streams:
+            raise invalid("stream_options", "is only allowed when 'stream' is true")
+        if self.prompt_logprobs is not None and self.streams:
+            raise invalid("prompt_logprobs", "is not available with 'stream': true")
+        if self.pagelet is not None and self.pagelet.resume is not None and not self.streams:
+            raise invalid("pagelet", "can resume an answer only when 'stream' is true")

@@ -1,0 +1,45 @@
+"""What a replica says of itself to a router: `GET /v1/replica`."""
+
+import msgspec
+
+
+class KVEventsSource(msgspec.Struct, kw_only=True):
+    """Where the KV events of a replica's data-parallel ranks are published, in vLLM's format.
+
+    A host `*` or `0.0.0.0` or `[::]` stands for the host that the replica is reached by; a path
+    (`ipc://...`) is one on the replica's machine."""
+
+    endpoints: list[str]
+    """PUB sockets, one a rank, as they are really bound."""
+    replay_endpoints: list[str] = []
+    """ROUTER sockets that replay missed batches, one a rank; empty if there are none."""
+    topic: str = ""
+    """Of the messages; a prefix to subscribe to."""
+
+
+class ReplicaDescription(msgspec.Struct, kw_only=True):
+    """One replica: an HTTP server in front of one or several data-parallel engine cores."""
+
+    incarnation: str
+    """Another one whenever an engine core has started anew, and so with an empty KV cache."""
+    version: str
+    served_model_names: list[str]
+    max_model_len: int
+    block_size: int
+    """Tokens a KV block, and so a block hash."""
+    num_kv_blocks: int
+    """Of all ranks together."""
+    max_num_seqs: int
+    """Most requests in one step, of all ranks together."""
+    enable_prefix_caching: bool
+    data_parallel_size: int
+    kv_events: KVEventsSource | None = None
+    """None if they are not published."""
+    tokenizer: str | None = None
+    """SHA-256 of the `TokenizerBundle` at `GET /v1/tokenizer`, in hexadecimal digits."""
+    prefill_tokens_per_second: float | None = None
+    """As measured, of one rank; None until enough prompts were computed."""
+    decode_step_seconds: float | None = None
+    """What a step of decodes alone takes, as measured; None until there were some."""
+    draining: bool = False
+    """Whether it takes no new requests and is about to end."""
