@@ -5,7 +5,7 @@ import socket
 import msgspec
 
 from pagelet.agent.settings import ServeSettings
-from pagelet.engine.child import ChildProcess
+from pagelet.process.child import ChildProcess
 from pagelet.protocol.config import EngineOptions
 
 

@@ -1,7 +1,6 @@
 """What a server takes on: request rates for each client, and a bound on answers in flight."""
 
 import dataclasses
-import math
 import time
 from collections import OrderedDict
 
@@ -76,8 +75,3 @@ class Admission:
         """Gives back what `admit` took."""
         self.in_flight -= answers
         assert self.in_flight >= 0, "more answers released than admitted"
-
-
-def retry_after(seconds: float) -> str:
-    """A Retry-After header: whole seconds, at least one."""
-    return str(max(1, math.ceil(seconds)))

@@ -7,68 +7,31 @@ code 0; with code 1 if some of them had to be cut off.
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from pagelet.agent.http.app import create_app
-from pagelet.agent.http.bounded_head import BoundedHeadProtocol
 from pagelet.agent.http.server import Server
 from pagelet.agent.launch import ApiLaunch
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.engine.async_llm import AsyncLLM
-from pagelet.engine.child import ParentLink
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.logs import configure_logging
 from pagelet.engine.model_config import context_length
 from pagelet.engine.source import resolve_model
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.process.child import ParentLink
+from pagelet.process.http_server import HTTPServer
+from pagelet.process.logs import configure_logging
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
-_CLOSE_SECONDS = 2
-"""For answers to leave the kernel's buffers once all requests have ended."""
-
 log = logging.getLogger("pagelet.agent.serve")
-
-
-class HTTPServer(uvicorn.Server):
-    """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
-    while this server drains, probes must still be answered and new requests refused in words."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self.listening = asyncio.Event()
-        config = uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=BoundedHeadProtocol,
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
-        )
-        super().__init__(config)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Sets `listening` once requests are answered."""
-        await super().startup(sockets)
-        if self.started:
-            self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
-        yield
 
 
 async def serve(launch: ApiLaunch, link: ParentLink) -> bool:

@@ -14,7 +14,7 @@ from pagelet.bench.figures import Figure
 from pagelet.bench.progress import Progress
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
-from pagelet.engine.frames import encode_frame
+from pagelet.process.frames import encode_frame
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.sampling import SamplingParams

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pagelet.engine.proc import describe_exit, kill_group, set_parent_death_signal
+from pagelet.process.proc import describe_exit, kill_group, set_parent_death_signal
 
 HOST = "127.0.0.1"
 PAGELET = str(Path(sys.executable).with_name("pagelet"))

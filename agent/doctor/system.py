@@ -7,7 +7,7 @@ import sys
 from packaging.requirements import Requirement
 
 from pagelet.agent.doctor.checks import Finding
-from pagelet.agent.supervisor.listener import ListenError, bind
+from pagelet.process.listener import ListenError, bind
 
 _FILES = 4096
 _EXTRA = "engine"

@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-from pagelet.agent.http.errors import ApiError
 from pagelet.agent.http.server import Server
-from pagelet.agent.limits import retry_after
 from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
+from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.openai.generation import GenerationRequest
 
 _QUEUE_FREE_IN = 1.0

@@ -6,8 +6,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from pagelet.agent.http.errors import ApiError
-from pagelet.protocol.openai.errors import describe
+from pagelet.protocol.openai.errors import ApiError, describe
 from pagelet.protocol.openai.fields import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)

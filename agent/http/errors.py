@@ -1,39 +1,16 @@
 """Every answer that is not a success, in the shape of OpenAI's API."""
 
-from collections.abc import Mapping
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pagelet.agent.limits import retry_after
 from pagelet.engine.outputs import EngineDead
 from pagelet.protocol.errors import InvalidRequest
-from pagelet.protocol.openai.errors import ErrorDetail, ErrorResponse, describe, error_type
+from pagelet.protocol.openai.errors import ApiError, ErrorResponse, describe, retry_after
 
 _ENGINE_BACK_IN = 5.0
 """Seconds after which a client may try again when the engine is down."""
-
-
-class ApiError(Exception):
-    """An error to answer with; `reason` is its label in the metric of rejected requests."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        reason: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.detail = ErrorDetail(message=message, type=error_type(status), param=param, code=code)
-        self.headers = headers
-        self.reason = reason
 
 
 def as_api_error(error: Exception) -> ApiError:

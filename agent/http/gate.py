@@ -7,19 +7,19 @@ disconnects.
 import asyncio
 import dataclasses
 import logging
-import re
 import time
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagelet.agent.http.errors import ApiError, as_api_error, error_response
+from pagelet.agent.http.errors import as_api_error, error_response
 from pagelet.agent.http.server import Server
-from pagelet.agent.limits import RateDecision, retry_after
+from pagelet.agent.limits import RateDecision
 from pagelet.engine.outputs import EngineDead
 from pagelet.protocol.openai.common import Usage
+from pagelet.protocol.openai.errors import ApiError, retry_after
+from pagelet.protocol.request_id import clean_request_id
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
 """For probes and scrapers: no key, no limits, and they work while the server drains."""
@@ -66,12 +66,6 @@ def context_of(request: Request) -> RequestContext:
     context = request.scope["pagelet.context"]
     assert isinstance(context, RequestContext)
     return context
-
-
-def clean_request_id(given: str | None) -> str:
-    """A client's id without what could break a header or a log, at most 128 characters; a new one
-    if nothing is left."""
-    return re.sub(r"[^A-Za-z0-9._:-]", "", given or "")[:128] or uuid.uuid4().hex
 
 
 def use_request_id(request: Request, given: str | None) -> None:

@@ -7,10 +7,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.exposition import CONTENT_TYPE
-from pagelet.agent.http.errors import ApiError, error_response
+from pagelet.agent.http.errors import error_response
 from pagelet.agent.http.server import Server, server_of
-from pagelet.agent.limits import retry_after
+from pagelet.protocol.exposition import CONTENT_TYPE
+from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.openai.models import Model, ModelList
 
 router = APIRouter()

@@ -7,11 +7,11 @@ from pathlib import Path
 from starlette.requests import Request
 
 from pagelet.agent.auth import ApiKeys
-from pagelet.agent.http.errors import ApiError
 from pagelet.agent.limits import Admission, RateLimiter
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.engine.async_llm import AsyncLLM
+from pagelet.protocol.openai.errors import ApiError
 
 
 class Server:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from pagelet.agent.supervisor.backoff import CrashBackoff
-from pagelet.engine.child import ChildProcess
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat, HeartbeatReader
+from pagelet.process.child import ChildProcess
 
 Start = Callable[[], ChildProcess]
 

@@ -10,14 +10,14 @@ from pagelet.agent.doctor.before_serving import check_before_serving
 from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.launch import ApiLaunch, launch_api
 from pagelet.agent.settings import ServeSettings
-from pagelet.agent.supervisor.listener import ListenError, bind, url
 from pagelet.agent.supervisor.managed import Managed, ManagedCore
 from pagelet.agent.supervisor.runtime_dir import RuntimeDir
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
-from pagelet.engine.child import EXIT_CONFIGURATION
 from pagelet.engine.core.launch import CoreLaunch, launch_core
-from pagelet.engine.logs import configure_logging
+from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.listener import ListenError, bind, url
+from pagelet.process.logs import configure_logging
 from pagelet.protocol.config import EngineOptions
 
 _MOST_FILES = 1 << 20

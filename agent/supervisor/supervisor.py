@@ -20,8 +20,8 @@ from pagelet.agent.supervisor.managed import Managed, ManagedCore
 from pagelet.agent.supervisor.signals import SignalQueue
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.watchdog import Watchdog
-from pagelet.engine.child import EXIT_CONFIGURATION
-from pagelet.engine.proc import describe_exit
+from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.proc import describe_exit
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 0.5

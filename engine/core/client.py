@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from pagelet.engine.frames import FrameReader, encode_frame
+from pagelet.process.frames import FrameReader, encode_frame
 from pagelet.protocol.engine import (
     Acknowledge,
     EngineCoreOutputs,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pagelet.engine.child import ChildProcess
+from pagelet.process.child import ChildProcess
 from pagelet.protocol.config import EngineOptions
 
 

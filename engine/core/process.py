@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from pagelet.engine.child import ParentLink
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.core.effective import effective_config
@@ -25,9 +24,10 @@ from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.engine.core.kv_publisher import KVEventPublisher
 from pagelet.engine.core.launch import CoreLaunch
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.frames import FrameReader, encode_frame
-from pagelet.engine.logs import configure_logging
 from pagelet.engine.source import resolve_model
+from pagelet.process.child import ParentLink
+from pagelet.process.frames import FrameReader, encode_frame
+from pagelet.process.logs import configure_logging
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,

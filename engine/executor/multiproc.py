@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from pagelet.engine.child import ChildProcess
 from pagelet.engine.errors import ConfigurationError, ExecutorFailed
 from pagelet.engine.executor.messages import (
     FromWorker,
@@ -25,11 +24,12 @@ from pagelet.engine.executor.messages import (
     WorkerReady,
     WorkerStage,
 )
-from pagelet.engine.frames import encode_frame, recv_frame
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.proc import describe_exit
 from pagelet.engine.source import ModelFiles
 from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.process.child import ChildProcess
+from pagelet.process.frames import encode_frame, recv_frame
+from pagelet.process.proc import describe_exit
 from pagelet.protocol.config import EngineOptions
 
 _EXIT_SECONDS = 0.5

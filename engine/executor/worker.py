@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import msgspec
 
-from pagelet.engine.child import ParentLink
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.messages import (
     StepResult,
@@ -22,8 +21,9 @@ from pagelet.engine.executor.messages import (
     WorkerReady,
     WorkerStage,
 )
-from pagelet.engine.frames import recv_frame, send_frame
 from pagelet.engine.step import SchedulerOutput
+from pagelet.process.child import ParentLink
+from pagelet.process.frames import recv_frame, send_frame
 
 
 def serve(launch: WorkerLaunch, link: ParentLink, sock: socket.socket) -> NoReturn:

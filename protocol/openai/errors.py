@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape, and pydantic's findings in their words."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,31 @@ def error_type(status: int) -> str:
     return {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error"
     )
+
+
+class ApiError(Exception):
+    """An error to answer with; `reason` is its label in the metric of rejected requests."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = ErrorDetail(message=message, type=error_type(status), param=param, code=code)
+        self.headers = headers
+        self.reason = reason
+
+
+def retry_after(seconds: float) -> str:
+    """A Retry-After header: whole seconds, at least one."""
+    return str(max(1, math.ceil(seconds)))
 
 
 _SHOWN = 200

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.agent.limits import Admission, RateLimiter, retry_after
+from pagelet.agent.limits import Admission, RateLimiter
+from pagelet.protocol.openai.errors import retry_after
 
 
 def test_a_burst_then_the_rate():

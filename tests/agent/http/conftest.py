@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 
 from pagelet.agent.http.app import create_app
-from pagelet.agent.http.bounded_head import BoundedHeadProtocol
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
+from pagelet.process.bounded_head import BoundedHeadProtocol
 
 from .fake_llm import FakeLLM
 

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from pagelet.agent.http.gate import clean_request_id
+from pagelet.protocol.request_id import clean_request_id
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 PATH = "/v1/chat/completions"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pagelet.agent.supervisor.backoff import CrashBackoff
-from pagelet.agent.supervisor.listener import ListenError, bind, url
 from pagelet.agent.supervisor.runtime_dir import RuntimeDir
 from pagelet.agent.supervisor.watchdog import Watchdog
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat
+from pagelet.process.listener import ListenError, bind, url
 
 
 def beat(step: int = 3, num_unfinished: int = 1, state: CoreState = CoreState.READY) -> Heartbeat:

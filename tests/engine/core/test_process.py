@@ -11,8 +11,8 @@ import pytest
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.core.heartbeat import HeartbeatReader, HeartbeatWriter
 from pagelet.engine.core.process import CoreServer
-from pagelet.engine.frames import recv_frame, send_frame
 from pagelet.engine.runner.simulated import SimulatedExecutor
+from pagelet.process.frames import recv_frame, send_frame
 from pagelet.protocol.config import EngineOptions, ModelOptions
 from pagelet.protocol.engine import (
     AbortRequests,

@@ -10,7 +10,7 @@ import pytest
 def run(code: str, log_format: str, level: str = "info") -> str:
     setup = f"""
 import logging
-from pagelet.engine.logs import configure_logging
+from pagelet.process.logs import configure_logging
 configure_logging({level!r}, {log_format!r}, "engine core 0")
 log = logging.getLogger("pagelet.engine.core")
 """

@@ -9,11 +9,11 @@ import time
 import psutil
 import pytest
 
-from pagelet.engine import proc
+from pagelet.process import proc
 
 CHILD = """
 import sys, time
-from pagelet.engine.proc import set_parent_death_signal
+from pagelet.process.proc import set_parent_death_signal
 set_parent_death_signal(int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)

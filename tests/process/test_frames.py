@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.engine import frames
+from pagelet.process import frames
 
 DECODER = msgspec.msgpack.Decoder()
 VALUES = st.lists(

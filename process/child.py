@@ -18,8 +18,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from pagelet.engine.frames import FrameReader, recv_frame, send_frame
-from pagelet.engine.proc import kill_group, set_parent_death_signal
+from pagelet.process.frames import FrameReader, recv_frame, send_frame
+from pagelet.process.proc import kill_group, set_parent_death_signal
 
 EXIT_CONFIGURATION = 78
 """Exit code of a child whose configuration cannot work (EX_CONFIG of sysexits.h): starting it
@@ -39,7 +39,7 @@ class ChildProcess(subprocess.Popen[bytes]):
     """A Python module run as a process, in a process group of its own.
 
     The group keeps the terminal's Ctrl-C away from it and lets its own children be killed with
-    it. Start it from a thread that lives as long as the child shall (see `pagelet.engine.proc`).
+    it. Start it from a thread that lives as long as the child shall (see `pagelet.process.proc`).
     """
 
     def __init__(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pagelet.engine.child import EXIT_CONFIGURATION, ChildProcess
+from pagelet.process.child import EXIT_CONFIGURATION, ChildProcess
 
 CHILD = """
 import os, signal, sys, time
-from pagelet.engine.child import ParentLink
+from pagelet.process.child import ParentLink
 config, parent = ParentLink.accept(int(sys.argv[-1]), dict)
 if config["do"] == "fail":
     parent.fail("block_size 7 is not one of 8, 16, 32")
@@ -109,7 +109,7 @@ def test_killing_the_parent_leaves_no_grandchild(script: str, tmp_path: Path) ->
     pids_file = tmp_path / "pids"
     code = f"""
     import time
-    from pagelet.engine.child import ChildProcess
+    from pagelet.process.child import ChildProcess
     child = ChildProcess([{script!r}], {{"do": "have a child", "file": {str(pids_file)!r}}})
     time.sleep(600)
     """

@@ -1,0 +1,44 @@
+"""Uvicorn as our servers run it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from pagelet.process.bounded_head import BoundedHeadProtocol
+
+_CLOSE_SECONDS = 2
+"""For answers to leave the kernel's buffers once all requests have ended."""
+
+
+class HTTPServer(uvicorn.Server):
+    """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
+    while the server drains, probes must still be answered and new requests refused in words."""
+
+    def __init__(self, app: Any) -> None:
+        self.listening = asyncio.Event()
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=BoundedHeadProtocol,
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sets `listening` once requests are answered."""
+        await super().startup(sockets)
+        if self.started:
+            self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
