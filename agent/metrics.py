@@ -8,10 +8,10 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from pagelet.agent.exposition import Family, Histogram, Scalar, render
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.protocol import metrics as names
 from pagelet.protocol.engine import EngineCoreReady, SchedulerStats
+from pagelet.protocol.exposition import Family, Histogram, Scalar, render
 
 _PROCESS_METRICS_AGE = 1.0
 """Seconds for which process metrics, which are read from /proc, are served again."""
