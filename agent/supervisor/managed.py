@@ -4,8 +4,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from pagelet.agent.supervisor.backoff import CrashBackoff
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat, HeartbeatReader
+from pagelet.process.backoff import CrashBackoff
 from pagelet.process.child import ChildProcess
 
 Start = Callable[[], ChildProcess]
@@ -69,7 +69,9 @@ class Managed:
         now = time.monotonic()
         healthy = 0.0 if self.ready_since is None else now - self.ready_since
         delay = self._backoff.record_failure(healthy)
-        self.restart_at = None if delay is None else now + delay
+        if self._backoff.is_crash_loop:
+            return None
+        self.restart_at = now + delay
         return delay
 
     @property

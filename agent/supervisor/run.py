@@ -11,13 +11,13 @@ from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.launch import ApiLaunch, launch_api
 from pagelet.agent.settings import ServeSettings
 from pagelet.agent.supervisor.managed import Managed, ManagedCore
-from pagelet.agent.supervisor.runtime_dir import RuntimeDir
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.launch import CoreLaunch, launch_core
 from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
+from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.config import EngineOptions
 
 _MOST_FILES = 1 << 20
@@ -52,13 +52,13 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
                     CoreLaunch(
                         options=options,
                         engine_index=index,
-                        socket_path=runtime.socket_path(index),
-                        heartbeat_path=runtime.heartbeat_path(index),
+                        socket_path=runtime.file(f"core-{index}.socket"),
+                        heartbeat_path=runtime.file(f"core-{index}.heartbeat"),
                         log_level=settings.log_level,
                         log_format=settings.log_format,
                     ),
                 ),
-                runtime.heartbeat_path(index),
+                runtime.file(f"core-{index}.heartbeat"),
             )
             for index in ranks
         ]
@@ -66,8 +66,8 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
             options=options,
             settings=settings,
             listen_fd=listener.fileno(),
-            socket_paths=[runtime.socket_path(index) for index in ranks],
-            heartbeat_paths=[runtime.heartbeat_path(index) for index in ranks],
+            socket_paths=[runtime.file(f"core-{index}.socket") for index in ranks],
+            heartbeat_paths=[runtime.file(f"core-{index}.heartbeat") for index in ranks],
         )
         supervisor = Supervisor(
             Managed("API server", functools.partial(launch_api, launch, listener)),

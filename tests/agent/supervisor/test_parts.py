@@ -1,14 +1,9 @@
-"""The supervisor's parts on their own: back-off, watchdog, listening socket, runtime directory."""
+"""The supervisor's parts on their own: watchdog, listening socket."""
 
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from pagelet.agent.supervisor.backoff import CrashBackoff
-from pagelet.agent.supervisor.runtime_dir import RuntimeDir
 from pagelet.agent.supervisor.watchdog import Watchdog
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat
 from pagelet.process.listener import ListenError, bind, url
@@ -30,23 +25,6 @@ def beat(step: int = 3, num_unfinished: int = 1, state: CoreState = CoreState.RE
 def looks(watchdog: Watchdog, start: float, beats: list[Heartbeat | None]) -> list[bool]:
     """One look a second; whether each found a hang."""
     return [watchdog.look(b, start + i) is not None for i, b in enumerate(beats)]
-
-
-class TestCrashBackoff:
-    def test_doubles_and_gives_up_when_it_never_served(self) -> None:
-        backoff = CrashBackoff()
-        assert [backoff.record_failure(0) for _ in range(5)] == [0.5, 1, 2, 4, None]
-
-    def test_doubles_up_to_30_seconds_when_it_served_before(self) -> None:
-        backoff = CrashBackoff()
-        delays = [backoff.record_failure(1.0) for _ in range(10)]
-        assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, None]
-
-    def test_starts_anew_after_a_minute_of_health(self) -> None:
-        backoff = CrashBackoff()
-        for _ in range(4):
-            backoff.record_failure(0)
-        assert backoff.record_failure(61.0) == 0.5
 
 
 class TestWatchdog:
@@ -103,39 +81,3 @@ class TestListener:
     def test_a_foreign_address_is_an_error(self) -> None:
         with pytest.raises(ListenError, match=r"192\.0\.2\.1 is no address of this machine"):
             bind("192.0.2.1", 0)
-
-
-class TestRuntimeDir:
-    @pytest.fixture(autouse=True)
-    def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def test_is_private_and_goes_away(self) -> None:
-        runtime = RuntimeDir()
-        assert runtime.path.stat().st_mode & 0o777 == 0o700
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(runtime.socket_path(9999))
-        runtime.close()
-        assert not runtime.path.exists()
-
-    def test_clears_up_after_a_killed_supervisor_only(self, tmp_path: Path) -> None:
-        code = f"""
-import tempfile, time
-tempfile.tempdir = {str(tmp_path)!r}
-from pagelet.agent.supervisor.runtime_dir import RuntimeDir
-runtime = RuntimeDir()
-print(runtime.path, flush=True)
-time.sleep(600)
-"""
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        with process:
-            assert process.stdout is not None
-            abandoned = Path(process.stdout.readline().strip())
-            living = RuntimeDir()
-            assert abandoned.exists()
-            process.kill()
-        last = RuntimeDir()
-        assert not abandoned.exists()
-        assert living.path.exists()
-        living.close()
-        last.close()

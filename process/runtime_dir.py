@@ -1,4 +1,4 @@
-"""The private directory for a server's unix sockets and heartbeat files.
+"""A private directory for the unix sockets and other short-lived files of a process tree.
 
 A supervisor that is killed cannot clear up, so each one holds a lock in its directory, and clears
 up at its start whatever directories of the same user nobody holds any more.
@@ -14,7 +14,7 @@ from pathlib import Path
 _PREFIX = "pagelet-"
 _LOCK = "lock"
 _MAX_SOCKET_PATH = 107
-_LONGEST_NAME = "/core-9999.socket"
+_LONGEST_NAME = 40
 
 
 class RuntimeDir:
@@ -22,7 +22,7 @@ class RuntimeDir:
 
     def __init__(self) -> None:
         parent = tempfile.gettempdir()
-        if len(parent) + len(f"/{_PREFIX}12345678{_LONGEST_NAME}") > _MAX_SOCKET_PATH:
+        if len(parent) + len(f"/{_PREFIX}12345678/") + _LONGEST_NAME > _MAX_SOCKET_PATH:
             parent = "/tmp"  # unix socket paths are short
         _clear_abandoned(Path(parent))
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -31,13 +31,10 @@ class RuntimeDir:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(self.path / _LOCK)  # only now can others see a lock, and it is held
 
-    def socket_path(self, engine_index: int) -> str:
-        """Where an engine core listens."""
-        return str(self.path / f"core-{engine_index}.socket")
-
-    def heartbeat_path(self, engine_index: int) -> str:
-        """Where an engine core writes its heartbeat."""
-        return str(self.path / f"core-{engine_index}.heartbeat")
+    def file(self, name: str) -> str:
+        """The path of a file or socket in it; `name` has at most 40 characters."""
+        assert len(name) <= _LONGEST_NAME
+        return str(self.path / name)
 
     def close(self) -> None:
         """Removes the directory and what is in it."""

@@ -1,4 +1,4 @@
-"""How long to wait before a process that died is started again, and when to give up."""
+"""How long to wait before a process that died is started again, and when that is a crash loop."""
 
 _FIRST_SECONDS = 0.5
 _LONGEST_SECONDS = 30.0
@@ -8,11 +8,7 @@ _MAX_FAILURES = 10
 
 
 class CrashBackoff:
-    """Delays double from 0.5 s to 30 s, and start anew after a run of 60 s in good health.
-
-    Five failures in a row without ever having served, or ten after that, are a crash loop: it is
-    for whoever started the server to look into it.
-    """
+    """Delays double from 0.5 s to 30 s, and start anew after a run of 60 s in good health."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -23,8 +19,14 @@ class CrashBackoff:
         """Failures in a row."""
         return self._failures
 
-    def record_failure(self, healthy_seconds: float) -> float | None:
-        """Seconds to wait before the next start, or None to give up.
+    @property
+    def is_crash_loop(self) -> bool:
+        """Five failures in a row without ever having served, or ten after that: it is for whoever
+        started the process to look into it."""
+        return self._failures >= (_MAX_FAILURES if self._served else _MAX_FAILURES_BEFORE_HEALTH)
+
+    def record_failure(self, healthy_seconds: float) -> float:
+        """Seconds to wait before the next start.
 
         `healthy_seconds` is how long the process served before it died, 0 if it never did.
         """
@@ -32,6 +34,4 @@ class CrashBackoff:
         if healthy_seconds >= _HEALTHY_SECONDS:
             self._failures = 0
         self._failures += 1
-        if self._failures >= (_MAX_FAILURES if self._served else _MAX_FAILURES_BEFORE_HEALTH):
-            return None
         return min(_FIRST_SECONDS * 2.0 ** (self._failures - 1), _LONGEST_SECONDS)
