@@ -140,6 +140,7 @@ class AsyncLLM:
         self.max_model_len = context_length(config, options.model.max_model_len)
         self.served_model_names = options.model.served_model_names or [files.name]
         self.processor = Processor(config, tokenizer, self.max_model_len, files, options.model)
+        self.prompts = self.processor.prompts
         self._observer = observer
         self._outputs = OutputProcessor(tokenizer, observer)
         self._engines: list[_Engine] = []
@@ -294,18 +295,15 @@ class AsyncLLM:
     ) -> list[int]:
         """Token ids of a conversation by the model's chat template. Raises `InvalidRequest` with
         the template's own message if it refuses the conversation."""
-
-        def render() -> list[int]:
-            text = self.processor.render_chat(
+        return await self._in_thread(
+            lambda: self.prompts.encode_chat(
                 messages, tools, add_generation_prompt, **template_kwargs
             )
-            return self.processor.encode(text, add_special_tokens=False)
-
-        return await self._in_thread(render)
+        )
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises `InvalidRequest` if it is far too long for the model."""
-        return await self._in_thread(lambda: self.processor.encode(text, add_special_tokens))
+        return await self._in_thread(lambda: self.prompts.encode(text, add_special_tokens))
 
     async def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

@@ -111,8 +111,9 @@ class LLM:
         if len(params) != len(listed):
             raise InvalidRequest(f"{len(listed)} prompts but {len(params)} sampling parameters")
         completions, requests = [], []
+        encode = self.processor.prompts.encode
         for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
-            token_ids = self.processor.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
             limit = wanted.default_max_tokens or default_max_tokens
             children = self.processor.process(
                 token_ids,
@@ -148,8 +149,7 @@ class LLM:
                 "once for each conversation",
                 "messages",
             )
-        text = self.processor.render_chat(messages, **template_kwargs)
-        token_ids = self.processor.encode(text, add_special_tokens=False)
+        token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
         return self._generate([token_ids], sampling, None, progress=False)[0]
 
     def _run(self) -> None:

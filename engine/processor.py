@@ -5,11 +5,10 @@ whose message says what to change.
 """
 
 import hashlib
-import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,7 +19,8 @@ from pagelet.engine.source import ModelFiles
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.errors import InvalidRequest
-from pagelet.text.chat_template import ChatTemplate, Message
+from pagelet.text.chat_template import ChatTemplate
+from pagelet.text.prompts import PromptEncoder
 from pagelet.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Processor", "RequestedSampling"]
@@ -28,7 +28,6 @@ __all__ = ["Processor", "RequestedSampling"]
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 _PRIORITY: Final = (-(2**31), 2**31 - 1)
 _SEED_BITS: Final = 63
-_END_MARK: Final = "<|pagelet: end of the message|>"
 
 
 class Processor:
@@ -46,10 +45,14 @@ class Processor:
         files: ModelFiles,
         options: ModelOptions,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
-        self._model_name = files.name
-        self._num_token_ids = min(config.vocab_size, tokenizer.max_token_id + 1)
+        source = _template_source(tokenizer, options.chat_template)
+        self.prompts = PromptEncoder(
+            tokenizer,
+            None if source is None else ChatTemplate(source, tokenizer.special_tokens),
+            model_name=files.name,
+            num_token_ids=min(config.vocab_size, tokenizer.max_token_id + 1),
+            max_model_len=max_model_len,
+        )
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = [
             token_id
@@ -58,16 +61,14 @@ class Processor:
         ]
         try:
             self._sampling = SamplingBuilder(
-                config.generation_defaults, self._num_token_ids, self.check_token_ids
+                config.generation_defaults,
+                self.prompts.num_token_ids,
+                self.prompts.check_token_ids,
             )
         except InvalidRequest as error:
             raise ConfigurationError(
                 f"generation_config.json of {files.name}: {error}; correct the file"
             ) from error
-        source = _template_source(tokenizer, options.chat_template)
-        self._chat_template = (
-            None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-        )
 
     @property
     def default_sampling(self) -> dict[str, object]:
@@ -111,85 +112,15 @@ class Processor:
             for index in range(params.n)
         ]
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt.
-
-        Raises InvalidRequest for a text that is too long to fit, however it is cut into tokens:
-        megabytes of it would take the tokenizer minutes and gigabytes, only to be refused.
-        """
-        at_least = math.ceil(len(text) / self._tokenizer.most_characters)
-        if at_least > self._max_model_len:
-            raise InvalidRequest(
-                f"the prompt's {len(text)} characters are at least {at_least} tokens, but this "
-                f"model's context length is {self._max_model_len}",
-                "prompt",
-                "context_length_exceeded",
-            )
-        return self._tokenizer.encode(text, add_special_tokens)
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        *,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation; encode it without adding special tokens, as they are in it.
-
-        With `continue_final_message` the prompt ends with the last message's text, so that the
-        answer goes on from there. Raises InvalidRequest if the template refuses the conversation,
-        or there is none.
-        """
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"model {self._model_name!r} has no chat template: use /v1/completions, or start "
-                "the server with --chat-template FILE"
-            )
-        if not messages:
-            raise InvalidRequest("messages must not be empty", "messages")
-        if not continue_final_message:
-            return self._chat_template.render(
-                messages, tools, add_generation_prompt, **template_kwargs
-            )
-        marked = [*messages[:-1], _with_end_marked(messages[-1])]
-        text = self._chat_template.render(marked, tools, False, **template_kwargs)
-        if text.count(_END_MARK) != 1:
-            raise InvalidRequest(
-                "the chat template does not show the last message once and as it is, so it cannot "
-                "be continued",
-                "continue_final_message",
-            )
-        return text.partition(_END_MARK)[0]
-
-    def check_token_ids(self, param: str, token_ids: Collection[int]) -> None:
-        """Raises InvalidRequest for an id that is no token, also if the model has a row for it."""
-        if not token_ids:
-            return
-        missing = self._tokenizer.missing_ids
-        in_range = min(token_ids) >= 0 and max(token_ids) < self._num_token_ids
-        if in_range and missing.isdisjoint(token_ids):
-            return
-        wrong = next(
-            token_id
-            for token_id in token_ids
-            if not 0 <= token_id < self._num_token_ids or token_id in missing
-        )
-        raise InvalidRequest(
-            f"{param}: token id {wrong} is not in the vocabulary of {self._num_token_ids} tokens",
-            param,
-        )
-
     def _check_prompt(self, prompt: list[int], max_tokens: int | None) -> int:
         """How many tokens may follow the prompt."""
         if not prompt:
             raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
-        room = self._max_model_len - len(prompt)
+        room = self.prompts.max_model_len - len(prompt)
         if room < 1:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, but this model's context length is "
-                f"{self._max_model_len} and at least one token must be left for the answer: "
+                f"{self.prompts.max_model_len} and at least one token must be left for the answer: "
                 f"shorten it by {1 - room}",
                 "prompt",
                 "context_length_exceeded",
@@ -198,11 +129,11 @@ class Processor:
             raise InvalidRequest(
                 f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} make "
                 f"{len(prompt) + max_tokens}, but this model's context length is "
-                f"{self._max_model_len}: set max_tokens to at most {room}",
+                f"{self.prompts.max_model_len}: set max_tokens to at most {room}",
                 "max_tokens",
                 "context_length_exceeded",
             )
-        self.check_token_ids("prompt", prompt)
+        self.prompts.check_token_ids("prompt", prompt)
         return room
 
 
@@ -214,15 +145,6 @@ def _check_cache_salt(cache_salt: str) -> None:
             f"got {len(cache_salt)}",
             "cache_salt",
         )
-
-
-def _with_end_marked(message: Message) -> Message:
-    """The message with a mark where its text ends: what follows it is the template's."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return {**message, "content": content + _END_MARK}
-    *before, last = content
-    return {**message, "content": [*before, {**last, "text": last.get("text", "") + _END_MARK}]}
 
 
 def _template_source(tokenizer: Tokenizer, path: str | None) -> str | None:

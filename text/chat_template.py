@@ -45,6 +45,7 @@ class ChatTemplate:
                 f"chat template, line {error.lineno}: {error.message}; correct it or give another "
                 "with --chat-template"
             ) from error
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         """Whether `content` may be a list of parts, as in OpenAI's API."""

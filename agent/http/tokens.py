@@ -50,7 +50,7 @@ async def detokenize(request: Request) -> Response:
     body = await parse_body(request, DetokenizeRequest, server.settings.max_body_bytes)
     if body.model is not None:
         server.check_model(body.model)
-    server.llm.processor.check_token_ids("tokens", body.tokens)
+    server.llm.prompts.check_token_ids("tokens", body.tokens)
     text = await server.llm.decode(body.tokens, skip_special_tokens=False)
     return Response(
         DetokenizeResponse(prompt=text).model_dump_json(), media_type="application/json"

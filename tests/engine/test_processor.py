@@ -285,11 +285,11 @@ def test_whatever_passes_is_sound(
 
 def test_chat() -> None:
     messages = [{"role": "user", "content": "hi"}]
-    assert PROCESSOR.render_chat(messages) == "user: hi\n"
+    assert PROCESSOR.prompts.render_chat(messages) == "user: hi\n"
     with pytest.raises(InvalidRequest, match="messages must not be empty"):
-        PROCESSOR.render_chat([])
+        PROCESSOR.prompts.render_chat([])
     with pytest.raises(InvalidRequest, match="'tiny' has no chat template"):
-        make_processor(template=None).render_chat(messages)
+        make_processor(template=None).prompts.render_chat(messages)
 
 
 def test_a_chat_template_can_be_given(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_chat_template_can_be_given(tmp_path: Path) -> None:
         make_processor(chat_template=str(path))
     path.write_text("{{ messages[0].content }}!")
     processor = make_processor(chat_template=str(path))
-    assert processor.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
+    assert processor.prompts.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
 
 
 def test_text_that_is_no_unicode_is_refused_before_the_tokenizer() -> None:
@@ -316,9 +316,9 @@ def test_text_that_cannot_fit_is_refused_before_the_tokenizer(
     fits = "t29" * CONTEXT  # 3 characters are the most that a token of this vocabulary has
     encoded = []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, special: encoded.append(text))
-    PROCESSOR.encode(fits)
+    PROCESSOR.prompts.encode(fits)
     with pytest.raises(InvalidRequest, match="301 characters are at least 101 tokens") as caught:
-        PROCESSOR.encode(fits + "t")
+        PROCESSOR.prompts.encode(fits + "t")
     assert caught.value.code == "context_length_exceeded"
     assert encoded == [fits]
 
@@ -328,7 +328,7 @@ def test_text_that_cannot_fit_is_refused_before_the_tokenizer(
 )
 def test_the_last_message_can_be_continued(content: Any) -> None:
     messages = [{"role": "user", "content": "Is?"}, {"role": "assistant", "content": content}]
-    text = PROCESSOR.render_chat(messages, continue_final_message=True)
+    text = PROCESSOR.prompts.render_chat(messages, continue_final_message=True)
     said = content if isinstance(content, str) else "It\nis "
     assert text == "user: Is?\nassistant: " + said
 
@@ -339,7 +339,7 @@ def test_the_last_message_can_be_continued(content: Any) -> None:
 def test_a_template_that_hides_the_last_message_cannot_continue_it(template: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(InvalidRequest, match="cannot be continued"):
-        make_processor(template=template).render_chat(messages, continue_final_message=True)
+        make_processor(template=template).prompts.render_chat(messages, continue_final_message=True)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(10, 16), (95, 5), (84, 16), (85, 15)])

@@ -64,9 +64,8 @@ class FakeLLM:
         self.served_model_names = self.options.model.served_model_names
         self.config = SimpleNamespace(vocab_size=0x110000 + 10)
         self.tokenizer = CharTokenizer()
-        self.processor = SimpleNamespace(
-            default_sampling={"temperature": 0.5}, check_token_ids=self._check_token_ids
-        )
+        self.processor = SimpleNamespace(default_sampling={"temperature": 0.5})
+        self.prompts = SimpleNamespace(check_token_ids=self._check_token_ids)
         self.max_model_len = 1000
         self.is_ready = True
         self.health = None
