@@ -10,6 +10,7 @@ from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings
 from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
     CacheOptions,
+    CpuOptions,
     DType,
     EngineOptions,
     KVEventsOptions,
@@ -285,6 +286,29 @@ def serve(
     data_parallel_size: Annotated[
         int, typer.Option(min=1, help="Copies of the model, each with an engine of its own.")
     ] = _PARALLEL.data_parallel_size,
+    cpu_share: Annotated[
+        float,
+        typer.Option(
+            callback=_check_share,
+            help="Share of this machine's cores and memory for each rank on a CPU, where several "
+            "servers run side by side.",
+        ),
+    ] = CpuOptions().share,
+    cpu_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Threads that compute on a CPU, a rank. [default: the share of the cores]"
+        ),
+    ] = None,
+    cpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            parser=_parse_size,
+            help="Memory of a rank on a CPU, such as 8GiB, of which --memory-utilization is a "
+            "share. [default: the share of the machine's]",
+        ),
+    ] = None,
     # KV events
     kv_events_endpoint: Annotated[
         str | None,
@@ -352,6 +376,7 @@ def serve(
         parallel=ParallelOptions(
             tensor_parallel_size=tensor_parallel_size, data_parallel_size=data_parallel_size
         ),
+        cpu=CpuOptions(share=cpu_share, threads=cpu_threads, memory_bytes=cpu_memory),
         kv_events=KVEventsOptions(
             endpoint=kv_events_endpoint,
             replay_endpoint=kv_events_replay_endpoint,

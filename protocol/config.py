@@ -75,6 +75,18 @@ class ParallelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     data_parallel_size: PositiveInt = 1
 
 
+class CpuOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much of this machine each rank takes where it computes on the CPU: less than all of it
+    where several servers run side by side."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Of the cores and of the memory (or of the cgroup's limits of them)."""
+    threads: PositiveInt | None = None
+    """Threads that compute, in place of a share of the cores."""
+    memory_bytes: PositiveInt | None = None
+    """Memory to size weights, activations and KV cache by, in place of a share of the machine's."""
+
+
 class SimulatedRunnerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The simulated runner's time model: a step of `n` tokens over a context of `c` tokens (summed
     over its requests) takes `step_seconds + n * token_seconds + c * context_token_seconds`."""
@@ -88,9 +100,10 @@ class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """KV events over ZMQ in vLLM's format; off unless `endpoint` is given."""
 
     endpoint: str | None = None
-    """PUB socket, such as `tcp://*:5557`; data-parallel rank i adds i to the port."""
+    """PUB socket, such as `tcp://*:5557`, where port 0 takes a free one, or `ipc:///run/events`;
+    data-parallel rank i adds i to the port, or a suffix to the path."""
     replay_endpoint: str | None = None
-    """ROUTER socket that replays missed batches, such as `tcp://*:5558`."""
+    """ROUTER socket that replays missed batches, such as `tcp://*:5558`; ranks as above."""
     topic: str = ""
     """Default: `kv@<host>@<model>`."""
 
@@ -102,6 +115,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     parallel: ParallelOptions = msgspec.field(default_factory=ParallelOptions)
+    cpu: CpuOptions = msgspec.field(default_factory=CpuOptions)
     kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
     runner: Literal["model", "simulated"] = "model"
     simulated: SimulatedRunnerOptions = msgspec.field(default_factory=SimulatedRunnerOptions)

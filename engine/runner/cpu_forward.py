@@ -1,5 +1,6 @@
 """The forward pass on the CPU library: recorded at load, replayed every step."""
 
+import math
 import os
 from collections.abc import Callable, Collection
 
@@ -9,10 +10,11 @@ from pagelet.engine.layers.context import AttentionMetadata, KVBinding
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
-from pagelet.kernels.cpu.library import needs_compiling, status
+from pagelet.kernels.cpu.cores import usable_cores
+from pagelet.kernels.cpu.library import library, needs_compiling, status
 from pagelet.kernels.linear.packed import LinearFormat
 from pagelet.kernels.paged_attention.cpu import unsupported
-from pagelet.protocol.config import Quantization
+from pagelet.protocol.config import CpuOptions, Quantization
 
 _FLOAT_FORMATS: dict[torch.dtype, LinearFormat] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 QUANTIZED_FORMATS = frozenset({"q8", "q4"})
@@ -35,6 +37,18 @@ def compile_kernels(device: torch.device, stage: Callable[[str], None]) -> None:
     if device.type == "cpu" and not os.environ.get("PAGELET_KERNELS") and needs_compiling():
         stage("compiling the CPU kernels (first start only)")
         status()
+
+
+def limit_threads(options: CpuOptions, tp_size: int, device: torch.device) -> None:
+    """Has torch and the CPU library compute with no more threads than asked for, which the
+    tensor-parallel ranks share. Does nothing where all cores may be used."""
+    if device.type != "cpu" or (options.threads is None and options.share == 1):
+        return
+    threads = options.threads or math.floor(usable_cores() * options.share)
+    threads = max(1, threads // tp_size)
+    torch.set_num_threads(threads)
+    if not needs_compiling() and status().reason is None:
+        library().set_threads(threads)
 
 
 def describe_kernels(formats: Collection[str], reason: str | None) -> str:

@@ -12,7 +12,7 @@ from pagelet.engine.host_memory import read_host_memory
 from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
-from pagelet.protocol.config import CacheOptions, EngineOptions
+from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions
 
 _MIB = 1 << 20
 _DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
@@ -45,13 +45,24 @@ def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size:
     return make_layout([config.window(layer) for layer in range(config.num_layers)], page_bytes)
 
 
-def read_device_memory(device: torch.device, weight_bytes: int) -> DeviceMemory:
+def read_device_memory(device: torch.device, weight_bytes: int, cpu: CpuOptions) -> DeviceMemory:
     """What a device has now. `weight_bytes` is what this process holds there."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free, weight_bytes, _gpu_users(device))
     host = read_host_memory()
-    return DeviceMemory(host.total, host.available, weight_bytes)
+    memory = DeviceMemory(host.total, host.available, weight_bytes)
+    if cpu.memory_bytes is not None:
+        return _limit(memory, cpu.memory_bytes)
+    return memory if cpu.share == 1 else _limit(memory, math.floor(host.total * cpu.share))
+
+
+def _limit(memory: DeviceMemory, most: int) -> DeviceMemory:
+    """As if the device had no more than `most` bytes."""
+    total = min(memory.total, most)
+    return dataclasses.replace(
+        memory, total=total, free=min(memory.free, max(0, total - memory.own))
+    )
 
 
 def activation_bytes(

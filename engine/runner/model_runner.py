@@ -25,6 +25,7 @@ from pagelet.engine.runner.cpu_forward import (
     choose_packing,
     compile_kernels,
     describe_kernels,
+    limit_threads,
     why_not_recorded,
 )
 from pagelet.engine.runner.device import choose_device, choose_dtype
@@ -73,6 +74,7 @@ class ModelRunner:
         self.device = choose_device(options.device, tp.rank)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
         compile_kernels(self.device, stage)
+        limit_threads(options.cpu, tp.size, self.device)
         block_size = options.cache.block_size
         packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
         self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
@@ -80,7 +82,7 @@ class ModelRunner:
         self.layout = kv_layout(config, block_size, self.dtype, tp.size)
         fitting = count_blocks(
             options.cache,
-            read_device_memory(self.device, self._model.weight_bytes),
+            read_device_memory(self.device, self._model.weight_bytes, options.cpu),
             activation_bytes(config, options, max_model_len, self.dtype),
             self.layout,
             max_model_len,
