@@ -1,20 +1,14 @@
 """API keys: given on the command line, or in a file that may change while the server runs."""
 
-import hashlib
 import hmac
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pagelet.process.watched import WatchedPath
+from pagelet.protocol.api_keys import bearer_key, key_digest
+
 _log = logging.getLogger(__name__)
-
-_CHECK_EVERY = 1.0
-"""Seconds between looks at the key file's modification time."""
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class ApiKeys:
@@ -26,50 +20,42 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
-        self._fixed = [_digest(key) for key in keys]
-        self._file = file
+        """Raises `OSError` or `UnicodeDecodeError` if the file cannot be read."""
+        self._fixed = [key_digest(key) for key in keys]
         self._from_file: list[bytes] = []
-        self._version: tuple[int, int, int] | None = None
-        self._checked = float("-inf")
-        if file is not None:
-            self._read(file)
+        self._watched = None if file is None else WatchedPath(file)
+        if self._watched is not None and self._watched.changed():
+            self._read(self._watched.path)
 
     @property
     def required(self) -> bool:
         """Whether requests need a key."""
-        return bool(self._fixed) or self._file is not None
+        return bool(self._fixed) or self._watched is not None
 
     def identify(self, authorization: str | None) -> str | None:
         """A short name, safe to log, of the key in an `Authorization: Bearer` header; None if the
         key is not known."""
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
+        key = bearer_key(authorization)
+        if key is None:
             return None
         self._refresh()
-        given, known = _digest(key.strip()), False
+        given, known = key_digest(key), False
         for digest in (*self._fixed, *self._from_file):
             known |= hmac.compare_digest(digest, given)
         return given.hex()[:12] if known else None
 
     def _refresh(self) -> None:
-        now = time.monotonic()
-        if self._file is None or now - self._checked < _CHECK_EVERY:
+        if self._watched is None or not self._watched.changed():
             return
-        self._checked = now
         try:
-            self._read(self._file)
+            self._read(self._watched.path)
         except (OSError, UnicodeDecodeError) as error:
             _log.warning("API key file is not readable, the last keys stay in force: %s", error)
 
     def _read(self, file: Path) -> None:
-        status = file.stat()
-        version = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if version == self._version:
-            return
         lines = file.read_text(encoding="utf-8").splitlines()
         keys = [line.partition("#")[0].strip() for line in lines]
-        self._from_file = [_digest(key) for key in keys if key]
-        self._version = version
+        self._from_file = [key_digest(key) for key in keys if key]
         if self._from_file:
             _log.info("read %d API keys", len(self._from_file))
         else:

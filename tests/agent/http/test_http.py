@@ -573,7 +573,7 @@ def test_key_file_is_read_again(tmp_path, monkeypatch, caplog):
     from pagelet.agent import auth
 
     clock = [0.0]
-    monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("pagelet.process.watched.time.monotonic", lambda: clock[0])
     file = tmp_path / "keys"
     file.write_text("old")
     keys = auth.ApiKeys(file=file)
