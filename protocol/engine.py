@@ -108,6 +108,10 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     step: int = 0
     evicted: list[BlockResidency] = []
     """Of a sample of the blocks evicted since the last message."""
+    prefill_tokens_per_second: float = 0.0
+    """As measured; 0.0 until it is known."""
+    decode_step_seconds: float = 0.0
+    """Of a step of decodes alone, as measured; 0.0 until there was one."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):
@@ -116,6 +120,15 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):
     timestamp: float
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
+
+
+class KVEventSockets(msgspec.Struct, array_like=True):
+    """Where a core publishes its KV events, as the sockets are bound: with the port that a free
+    one was taken for."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
 
 
 class EngineCoreReady(msgspec.Struct, array_like=True, tag="ready"):
@@ -129,6 +142,10 @@ class EngineCoreReady(msgspec.Struct, array_like=True, tag="ready"):
     kv_cache_bytes: int
     effective_config: dict[str, object]
     """The engine's configuration with every default filled in."""
+    incarnation: str = ""
+    """Random; another one after a restart, which leaves the KV cache empty."""
+    kv_events: KVEventSockets | None = None
+    """None if no events are published, or to a socket of someone else's."""
 
 
 FromCore = EngineCoreOutputs | EngineCoreReady

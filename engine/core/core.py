@@ -10,9 +10,15 @@ from pagelet.engine.executor.base import Executor
 from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.scheduler import Scheduler
+from pagelet.engine.scheduler.speed import MeasuredSpeed
 from pagelet.engine.step import RunnerOutput, SchedulerOutput
 from pagelet.protocol.config import EngineOptions
-from pagelet.protocol.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from pagelet.protocol.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    SchedulerStats,
+)
 from pagelet.protocol.kv_events import KVEvent
 
 _STEPS_IN_FLIGHT = 2
@@ -65,6 +71,7 @@ class EngineCore:
         self._depth = _STEPS_IN_FLIGHT if scheduler.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._last_ended = 0.0
+        self._speed = MeasuredSpeed()
         self._rejected: list[EngineCoreOutput] = []
 
     def _check_room(self, max_model_len: int, step_tokens: int) -> None:
@@ -132,19 +139,26 @@ class EngineCore:
             num_tokens = step.plan.num_tokens
         stats = self.scheduler.take_stats()
         stats.num_scheduled_tokens = num_tokens
+        self._tell_speed(stats)
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
 
     def _observe(self, step: _InFlight) -> None:
-        if self._budget.adapts:
-            decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
-            # With two in flight a step begins to run when the one before it ends.
-            seconds = step.ended - max(step.began, self._last_ended)
-            self._budget.observe(step.plan.num_tokens - decodes, decodes, seconds)
-            self._last_ended = step.ended
+        decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
+        # With two in flight a step begins to run when the one before it ends.
+        seconds = step.ended - max(step.began, self._last_ended)
+        self._budget.observe(step.plan.num_tokens - decodes, decodes, seconds)
+        self._speed.observe(step.plan.num_tokens - decodes, decodes, seconds)
+        self._last_ended = step.ended
+
+    def _tell_speed(self, stats: SchedulerStats) -> None:
+        stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second
+        stats.decode_step_seconds = self._speed.decode_step_seconds
 
     def idle_stats(self) -> EngineCoreOutputs:
         """The state without a step."""
-        return EngineCoreOutputs(time.monotonic(), [], self.scheduler.take_stats())
+        stats = self.scheduler.take_stats()
+        self._tell_speed(stats)
+        return EngineCoreOutputs(time.monotonic(), [], stats)
 
     def take_kv_events(self) -> list[KVEvent]:
         """What the prefix cache gained and lost since the last call, if it is recorded."""

@@ -18,6 +18,7 @@ import msgspec
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.protocol.config import KVEventsOptions
+from pagelet.protocol.engine import KVEventSockets
 from pagelet.protocol.kv_events import END_OF_REPLAY, KVEvent, KVEventBatch
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class KVEventPublisher:
     or without an empty delimiter before it, as it sent it (REQ and DEALER sockets).
 
     The replay endpoint is bound. That of the events is bound if its host is a wildcard
-    (`tcp://*:5557`, `tcp://[::]:5557`) or it is a path (`ipc://...`), and else connected to, as
-    vLLM does. Data-parallel rank i adds i to the port.
+    (`tcp://*:5557`, `tcp://[::]:5557`), its port is 0, or it is a path (`ipc://...`), and else
+    connected to, as vLLM does. Data-parallel rank i adds i to the port; port 0 takes a free one.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class KVEventPublisher:
 
         assert options.endpoint is not None
         self._rank = data_parallel_rank
-        self._topic = (options.topic or f"kv@{_own_address()}@{model_name}").encode()
+        topic = options.topic or f"kv@{_own_address()}@{model_name}"
+        self._topic = topic.encode()
         self._context = zmq.Context()
         try:
             self._pub = self._open(zmq.PUB, options.endpoint, "--kv-events-endpoint")
@@ -66,6 +68,11 @@ class KVEventPublisher:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        self.sockets: KVEventSockets | None = None
+        """Where subscribers find the events; None if they go to a socket of someone else's."""
+        if _is_bound(options.endpoint):
+            replay = None if self._router is None else _bound_address(self._router)
+            self.sockets = KVEventSockets(_bound_address(self._pub), replay, topic)
         self._queue: collections.deque[KVEventBatch] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = False
@@ -91,9 +98,8 @@ class KVEventPublisher:
         address = offset_endpoint(endpoint, self._rank)
         sock = self._context.socket(kind)
         sock.set_hwm(HIGH_WATER_MARK)
-        binds = kind == zmq.ROUTER or any(mark in address for mark in ("*", "::", "ipc://"))
         try:
-            if binds:
+            if kind == zmq.ROUTER or _is_bound(address):
                 sock.bind(address)
             else:
                 sock.connect(address)
@@ -145,7 +151,18 @@ def offset_endpoint(endpoint: str, data_parallel_rank: int) -> str:
     host, _, port = endpoint.rpartition(":")
     if not port.isdigit():
         raise ConfigurationError(f"KV events endpoint {endpoint}: give a port, as in tcp://*:5557")
-    return f"{host}:{int(port) + data_parallel_rank}"
+    return endpoint if int(port) == 0 else f"{host}:{int(port) + data_parallel_rank}"
+
+
+def _is_bound(endpoint: str) -> bool:
+    """Whether this side binds an endpoint for events; it connects to others, as vLLM does."""
+    return endpoint.endswith(":0") or any(mark in endpoint for mark in ("*", "::", "ipc://"))
+
+
+def _bound_address(sock: "zmq.Socket[bytes]") -> str:
+    import zmq
+
+    return sock.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def _replay(router: "zmq.Socket[bytes]", kept: "collections.deque[tuple[int, bytes]]") -> None:

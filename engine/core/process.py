@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 import time
+import uuid
 from typing import Any
 
 import msgspec
@@ -237,6 +238,8 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
         max_model_len=core.max_model_len,
         kv_cache_bytes=pool.num_usable * layout.block_bytes,
         effective_config=effective_config(options, core),
+        incarnation=uuid.uuid4().hex,
+        kv_events=None if publisher is None else publisher.sockets,
     )
     info = core.executor.info
     _log.info(

@@ -24,11 +24,6 @@ class StepBudget:
         self._decode_seconds = 0.0
         self._token_seconds: float | None = None
 
-    @property
-    def adapts(self) -> bool:
-        """Whether observations matter."""
-        return self._target is not None
-
     def prompt_tokens(self) -> int:
         """Most prompt tokens of the next step."""
         if self._target is None:

@@ -84,7 +84,7 @@ def publish_until_subscribed(publisher: KVEventPublisher, sub: "zmq.Socket[bytes
 
 def replay(sock: "zmq.Socket[bytes]", first: int, envelope: list[bytes]) -> list[Numbered]:
     sock.send_multipart([*envelope, first.to_bytes(8, "big")])
-    batches = []
+    batches: list[Numbered] = []
     while True:
         *back, number, payload = sock.recv_multipart()
         assert back == envelope
@@ -223,11 +223,45 @@ def test_a_malformed_endpoint_is_a_configuration_error() -> None:
         ("tcp://*:5557", 0, "tcp://*:5557"),
         ("tcp://*:5557", 3, "tcp://*:5560"),
         ("tcp://[::]:5557", 1, "tcp://[::]:5558"),
+        ("tcp://*:0", 1, "tcp://*:0"),
         ("ipc:///run/kv", 2, "ipc:///run/kv_dp2"),
     ],
 )
 def test_each_rank_has_an_endpoint_of_its_own(endpoint: str, rank: int, expected: str) -> None:
     assert offset_endpoint(endpoint, rank) == expected
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:0", "tcp://127.0.0.1:0", "ipc://{folder}/events"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_subscribers_are_told_where_the_sockets_are_bound(
+    tmp_path: Path, connect: Connect, endpoint: str, rank: int
+) -> None:
+    endpoint = endpoint.format(folder=tmp_path)
+    replay_endpoint = f"{endpoint}-replay" if endpoint.startswith("ipc") else endpoint
+    publisher = KVEventPublisher(
+        KVEventsOptions(endpoint=endpoint, replay_endpoint=replay_endpoint), "tiny", rank
+    )
+    assert publisher.sockets is not None
+    assert publisher.sockets.replay_endpoint is not None
+    sub = connect(zmq.SUB, publisher.sockets.endpoint.replace("0.0.0.0", "127.0.0.1"))
+    publish_until_subscribed(publisher, sub)
+    publisher.publish([STORED])
+    topic, number, _ = receive(sub)
+    assert topic.decode() == publisher.sockets.topic
+    dealer = connect(zmq.DEALER, publisher.sockets.replay_endpoint.replace("0.0.0.0", "127.0.0.1"))
+    assert [batch.events for _, batch in replay(dealer, number, [])] == [[STORED]]
+    publisher.close()
+
+
+def test_events_for_a_socket_of_someone_elses_are_not_offered_to_subscribers() -> None:
+    context = zmq.Context()
+    collector = context.socket(zmq.SUB)
+    port = collector.bind_to_random_port("tcp://127.0.0.1")
+    publisher = KVEventPublisher(KVEventsOptions(endpoint=f"tcp://127.0.0.1:{port}"), "tiny")
+    assert publisher.sockets is None
+    publisher.close()
+    collector.close(linger=0)
+    context.term()
 
 
 def test_a_rank_needs_a_port_to_count_from() -> None:
