@@ -8,19 +8,24 @@ from starlette.requests import Request
 
 from pagelet.protocol.openai.errors import ApiError, describe
 from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.http_body import (
+    check_announced_length,
+    check_elements,
+    check_media_type,
+    too_large,
+)
 
 Body = TypeVar("Body", bound=RequestBody)
 
-_MOST_ELEMENTS = 400_000
 _MANY_ERRORS = 1000
 """Errors of one body that are still worth spelling out, which costs memory for each."""
 
 
 async def parse_body(request: Request, model: type[Body], limit: int) -> Body:
     """Reads at most `limit` bytes and validates them. Raises `ApiError`."""
-    _check_media_type(request)
+    check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
     data = await _read(request, limit)
-    _check_elements(data)
+    check_elements(data)
     _check_names(data, model)
     try:
         return model.model_validate_json(data)
@@ -32,18 +37,6 @@ async def parse_body(request: Request, model: type[Body], limit: int) -> Body:
         raise ApiError(
             400, detail.message, param=detail.param, code=detail.code, reason="invalid"
         ) from None
-
-
-def _check_elements(data: bytes) -> None:
-    """Refuses bodies of very many small values, each of which costs the event loop a microsecond
-    or more; those of a long text are few. Commas inside of strings are counted too."""
-    if data.count(b",") > _MOST_ELEMENTS:
-        raise ApiError(
-            413,
-            f"The request body has more than {_MOST_ELEMENTS} elements; send it in parts.",
-            code="request_too_large",
-            reason="too_large",
-        )
 
 
 def _check_names(data: bytes, model: type[RequestBody]) -> None:
@@ -62,40 +55,13 @@ def _check_names(data: bytes, model: type[RequestBody]) -> None:
             )
 
 
-def _check_media_type(request: Request) -> None:
-    content_type = request.headers.get("content-type", "application/json")
-    media_type = content_type.partition(";")[0].strip().lower()
-    is_json = media_type == "application/json" or (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    )
-    if not is_json:
-        message = f"Unsupported content type {media_type[:100]!r}; send 'application/json'."
-        raise ApiError(415, message, code="unsupported_media_type", reason="invalid")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        message = f"Unsupported content encoding {encoding[:100]!r}; send the body as it is."
-        raise ApiError(415, message, code="unsupported_media_type", reason="invalid")
-
-
 async def _read(request: Request, limit: int) -> bytes:
     """The body; what was announced is checked first, then what really comes."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limit:
-        raise _too_large(limit)
+    check_announced_length(request.headers.get("content-length"), limit)
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         parts.append(part)
     return b"".join(parts)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"The request body is larger than the {limit} bytes that this server takes.",
-        code="request_too_large",
-        headers={"Connection": "close"},
-        reason="too_large",
-    )

@@ -1,0 +1,50 @@
+"""What a server takes as the body of a request, before it looks into it."""
+
+from pagelet.protocol.openai.errors import ApiError
+
+_MOST_ELEMENTS = 400_000
+
+
+def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
+    """Raises `ApiError` for headers that announce anything but plain JSON."""
+    media_type = (content_type or "application/json").partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+    if not is_json:
+        message = f"Unsupported content type {media_type[:100]!r}; send 'application/json'."
+        raise ApiError(415, message, code="unsupported_media_type", reason="invalid")
+    encoding = (content_encoding or "identity").strip().lower()
+    if encoding != "identity":
+        message = f"Unsupported content encoding {encoding[:100]!r}; send the body as it is."
+        raise ApiError(415, message, code="unsupported_media_type", reason="invalid")
+
+
+def check_announced_length(content_length: str | None, limit: int) -> None:
+    """Raises `ApiError` for a body that is announced to be larger than `limit` bytes."""
+    announced = content_length or ""
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise too_large(limit)
+
+
+def too_large(limit: int) -> ApiError:
+    """The error for a body of more than `limit` bytes."""
+    return ApiError(
+        413,
+        f"The request body is larger than the {limit} bytes that this server takes.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+        reason="too_large",
+    )
+
+
+def check_elements(data: bytes) -> None:
+    """Refuses bodies of very many small values, each of which costs the event loop a microsecond
+    or more; those of a long text are few. Commas inside of strings are counted too."""
+    if data.count(b",") > _MOST_ELEMENTS:
+        raise ApiError(
+            413,
+            f"The request body has more than {_MOST_ELEMENTS} elements; send it in parts.",
+            code="request_too_large",
+            reason="too_large",
+        )
