@@ -1,28 +1,105 @@
 """The replicas of one pool as a router knows them, and the choice among them."""
 
-from collections.abc import Collection
+import random
+import statistics
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from pagelet.protocol.kv_events import KVEventBatch
+from pagelet.protocol.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import RoutingOptions
-from pagelet.router.routing.types import Decision, RouteRequest
+from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE, InFlight, ReplicaEstimator
+from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, OwnDecisions
+from pagelet.router.routing.policies.registry import make_policy
+from pagelet.router.routing.prefix_index import PrefixIndex
+from pagelet.router.routing.ring import HashRing
+from pagelet.router.routing.text_hash import TOKENS_PER_CHUNK
+from pagelet.router.routing.types import Candidate, Decision, RouteRequest
+
+_TRUST_WEIGHT = 0.1
+"""Of the newest answer in a replica's trust."""
+_SHORTFALLS = 3
+"""So often in a row a replica may hit less of a prefix than the index says before the index is
+taken to be wrong."""
+_WATCHED_PREFIXES = 1024
+_MEDIUM = (None, "GPU")
+"""Where a block must be to be hit at once; other media are slower tiers."""
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """What the router knows of a replica, for metrics and `explain`."""
+
+    replica_id: str
+    in_flight: int
+    pending_prefill_tokens: int
+    prefill_tokens_per_second: float
+    wait_seconds: float
+    sends_events: bool
+    trust: float
+    """Mean share of the predicted hits that really were hits, 0 to 1."""
+
+
+class _Replica:
+    """Everything about one replica. Its index members are its data-parallel ranks: the replica
+    itself is rank 0."""
+
+    def __init__(self, replica_id: str, index: PrefixIndex) -> None:
+        self.replica_id = replica_id
+        self.incarnation: str | None = None
+        self.estimator = ReplicaEstimator()
+        self.own = OwnDecisions(index, replica_id)
+        self.members = [replica_id]
+        self.sends_events = False
+        self.window_groups: set[int | None] = set()
+        """KV groups of sliding-window layers: their blocks come and go by other rules, and the
+        same hash stands for a block of full attention too."""
+        self.trust = 1.0
+        self.shortfalls: OrderedDict[bytes, int] = OrderedDict()
 
 
 class Ticket:
     """One request in flight on one replica. Every ticket must end, once; later calls do nothing."""
 
+    __slots__ = ("_ended", "_fleet", "_in_flight", "_known", "_replica", "_request")
+
+    def __init__(
+        self,
+        fleet: "Fleet",
+        replica: _Replica,
+        request: RouteRequest,
+        known: int,
+        in_flight: InFlight,
+    ) -> None:
+        self._fleet = fleet
+        self._replica = replica
+        self._request = request
+        self._known = known
+        self._in_flight = in_flight
+        self._ended = False
+
     def on_first_byte(self, now: float) -> None:
         """The first token arrived: the prompt's prefill is done."""
-        raise NotImplementedError
+        if not self._ended:
+            self._replica.estimator.first_token(self._in_flight, now)
 
     def on_tokens(self, count: int, now: float) -> None:
         """`count` more tokens were generated."""
-        raise NotImplementedError
+        if not self._ended:
+            self._replica.estimator.generated(self._in_flight, count)
 
     def on_end(self, now: float, *, ok: bool, actual_hit_tokens: int | None = None) -> None:
         """The answer is complete, failed or was cancelled; `actual_hit_tokens` is what the replica
         says that its cache held (`usage.prompt_tokens_details.cached_tokens`)."""
-        raise NotImplementedError
+        if self._ended:
+            return
+        self._ended = True
+        prefilled = not self._in_flight.prefilling
+        self._replica.estimator.end(self._in_flight, now)
+        self._fleet._learn(
+            self._replica, self._request, self._known, ok or prefilled, actual_hit_tokens
+        )
 
 
 class Fleet:
@@ -30,15 +107,46 @@ class Fleet:
     monotonic clock in seconds, always the same one."""
 
     def __init__(self, options: RoutingOptions, *, seed: int = 0) -> None:
-        raise NotImplementedError
+        self.block_size = TOKENS_PER_CHUNK
+        """Tokens that a block hash stands for: what the replicas say, if they do."""
+        self._index = PrefixIndex(options.max_index_blocks)
+        self._ring = HashRing()
+        self._policy = make_policy(options, self._ring, random.Random(seed))
+        self._replicas: dict[str, _Replica] = {}
+
+    @property
+    def replica_ids(self) -> Collection[str]:
+        """The replicas that were added and not removed."""
+        return self._replicas.keys()
+
+    @property
+    def num_index_blocks(self) -> int:
+        """Blocks that the prefix index remembers."""
+        return len(self._index)
 
     def add(self, replica_id: str, description: ReplicaDescription | None, now: float) -> None:
         """Adds a replica, or takes its new description in; a new incarnation starts empty."""
-        raise NotImplementedError
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            replica = self._replicas[replica_id] = _Replica(replica_id, self._index)
+            self._index.add_replica(replica_id)
+            self._ring.add(replica_id)
+        if description is None:
+            return
+        if replica.incarnation not in (None, description.incarnation):
+            self.reset(replica_id)
+        replica.incarnation = description.incarnation
+        replica.own.capacity = description.num_kv_blocks
+        replica.estimator.describe(description)
+        self.block_size = description.block_size
 
     def remove(self, replica_id: str) -> None:
         """Forgets a replica and all that it holds. Its tickets may still end."""
-        raise NotImplementedError
+        replica = self._replicas.pop(replica_id, None)
+        if replica is not None:
+            self._ring.remove(replica_id)
+            for member in replica.members:
+                self._index.remove_replica(member)
 
     def choose(
         self,
@@ -49,17 +157,161 @@ class Fleet:
         eligible: Collection[str],
     ) -> Decision | None:
         """The replica for a request; None if no known one is eligible and not excluded."""
-        raise NotImplementedError
+        replicas = [
+            replica
+            for replica_id, replica in self._replicas.items()
+            if replica_id in eligible and replica_id not in excluded
+        ]
+        if not replicas:
+            return None
+        candidates = self._candidates(request, replicas, now)
+        chosen, reason = self._policy.choose(request, candidates)
+        return Decision(
+            chosen.replica_id, reason, chosen.hit_tokens, chosen.ttft_seconds, candidates
+        )
+
+    def _candidates(
+        self, request: RouteRequest, replicas: Sequence[_Replica], now: float
+    ) -> list[Candidate]:
+        prefixes = self._index.longest_prefixes(request.block_hashes)
+        prompt, block_size = request.num_prompt_tokens, self.block_size
+        most = max(0, prompt - 1) // block_size  # the last token is always computed
+        usual_rate = self._usual_rate()
+        candidates = []
+        for replica in replicas:
+            blocks = 0
+            for member in replica.members:
+                blocks = max(blocks, prefixes.get(member, 0))
+            hit = min(blocks, most) * block_size
+            estimator = replica.estimator
+            rate = estimator.rate or usual_rate
+            wait = estimator.wait_seconds(now, rate)
+            prefill = (prompt - hit * replica.trust) / rate
+            candidates.append(
+                Candidate(
+                    replica.replica_id,
+                    hit,
+                    wait,
+                    wait + prefill + estimator.step_seconds,
+                    float(estimator.in_flight),
+                    0.0,
+                )
+            )
+        return candidates
+
+    def _usual_rate(self) -> float:
+        """The prefill rate to assume of a replica of which none is known."""
+        rates = [r.estimator.rate for r in self._replicas.values() if r.estimator.rate is not None]
+        return statistics.median_low(rates) if rates else DEFAULT_PREFILL_RATE
 
     def dispatch(self, request: RouteRequest, decision: Decision, now: float) -> Ticket:
         """Counts the request as sent to the decision's replica."""
-        raise NotImplementedError
+        replica = self._replicas[decision.replica_id]
+        self._index.sweep()
+        replica.own.expire(now)
+        known = decision.predicted_hit_tokens // self.block_size
+        if self._index.is_crowded:
+            self._index.touch(request.block_hashes[:known])
+        replica.own.add(request.block_hashes, known, now)
+        uncached = request.num_prompt_tokens - int(decision.predicted_hit_tokens * replica.trust)
+        in_flight = replica.estimator.begin(max(1, uncached), now)
+        return Ticket(self, replica, request, known, in_flight)
+
+    def _learn(
+        self,
+        replica: _Replica,
+        request: RouteRequest,
+        known: int,
+        prefilled: bool,
+        actual_hit_tokens: int | None,
+    ) -> None:
+        """Heals the index by what a replica's cache really held."""
+        if self._replicas.get(replica.replica_id) is not replica:
+            return
+        if not prefilled:
+            replica.own.retract(request.block_hashes[known:])
+        if actual_hit_tokens is None:
+            return
+        actual = actual_hit_tokens // self.block_size
+        if actual > known:
+            # It held them before, so no event will tell.
+            replica.own.confirm(request.block_hashes[known:actual])
+        if known:
+            truth = min(1.0, actual / known)
+            replica.trust += _TRUST_WEIGHT * (truth - replica.trust)
+        if actual >= known:
+            replica.shortfalls.pop(request.head, None)
+            return
+        times = replica.shortfalls.pop(request.head, 0) + 1
+        if times < _SHORTFALLS:
+            replica.shortfalls[request.head] = times
+            if len(replica.shortfalls) > _WATCHED_PREFIXES:
+                replica.shortfalls.popitem(last=False)
+            return
+        wrong = request.block_hashes[actual:]
+        replica.own.confirm(wrong)
+        for member in replica.members:
+            self._index.discard(member, wrong)
 
     def apply_events(self, replica_id: str, batch: KVEventBatch) -> None:
         """Takes in what a replica's prefix cache gained and lost; from then on its events are the
         truth about it."""
-        raise NotImplementedError
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return
+        if not replica.sends_events:
+            replica.sends_events = True
+            replica.own.keep_seconds = CONFIRM_SECONDS
+        member = self._member(replica, batch.data_parallel_rank or 0)
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self._index.reset(member)
+                replica.own.clear()
+            elif event.medium not in _MEDIUM:
+                continue
+            elif isinstance(event, BlockStored):
+                if event.kv_cache_spec_kind == "sliding_window":
+                    replica.window_groups.add(event.group_idx)
+                    continue
+                self._index.store(member, reversed(event.block_hashes))
+                replica.own.confirm(event.block_hashes)
+            elif event.group_idx not in replica.window_groups:
+                self._index.discard(member, event.block_hashes)
+                replica.own.confirm(event.block_hashes)
+
+    def _member(self, replica: _Replica, rank: int) -> str:
+        while len(replica.members) <= rank:
+            member = f"{replica.replica_id}#{len(replica.members)}"
+            self._index.add_replica(member)
+            replica.members.append(member)
+        return replica.members[rank]
 
     def reset(self, replica_id: str) -> None:
         """Forgets what a replica holds, as when events were lost or it restarted."""
-        raise NotImplementedError
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.own.clear()
+            replica.shortfalls.clear()
+            replica.trust = 1.0
+            for member in replica.members:
+                self._index.reset(member)
+
+    def states(self, now: float) -> list[ReplicaState]:
+        """What is known of each replica."""
+        usual_rate = self._usual_rate()
+        states = []
+        for replica in self._replicas.values():
+            estimator = replica.estimator
+            rate = estimator.rate or usual_rate
+            states.append(
+                ReplicaState(
+                    replica.replica_id,
+                    estimator.in_flight,
+                    estimator.pending_tokens,
+                    rate,
+                    estimator.wait_seconds(now, rate),
+                    replica.sends_events,
+                    replica.trust,
+                )
+            )
+        return states

@@ -1,0 +1,148 @@
+"""How long a request would wait on a replica, from what the router itself sees of it.
+
+A replica computes prompts about in the order of arrival, so the prompts that were sent to it and
+have not answered yet are a queue in front of a new one. The queue shrinks by the replica's prefill
+rate as time goes on, and is put right whenever a first token arrives. Nothing is polled, so nothing
+is stale: a request counts from the moment that it is sent.
+"""
+
+import statistics
+from collections import deque
+
+from pagelet.protocol.replica import ReplicaDescription
+
+DEFAULT_PREFILL_RATE = 8000.0
+"""Tokens a second of a replica of which nothing is known yet."""
+DEFAULT_STEP_SECONDS = 0.02
+_UNKNOWN_SEQS = 256
+"""Most requests that a replica of which nothing is known runs at once."""
+_WINDOW_SECONDS = 0.25
+"""Busy time that makes one sample of the prefill rate."""
+_SAMPLES = 15
+"""Of the prefill rate, whose median counts: one stall or one lucky batch changes nothing."""
+_ENOUGH_SAMPLES = 3
+_OVERDUE = 2.0
+"""A prompt that takes so many times as long as it should shows a replica that is slower than was
+thought; it is then taken to need as much time again as it is late."""
+_WEIGHT = 0.1
+"""Of the newest answer in the mean duration of answers."""
+
+
+class InFlight:
+    """One request on a replica."""
+
+    __slots__ = ("began", "decode_began", "prefilling", "tokens", "uncached")
+
+    def __init__(self, uncached: int, now: float) -> None:
+        self.uncached = uncached
+        self.tokens = uncached
+        """Tokens whose KV it holds for itself."""
+        self.began = now
+        self.decode_began = now
+        self.prefilling = True
+
+
+class ReplicaEstimator:
+    """The work on one replica and the speed at which it does it."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.pending_tokens = 0
+        """Of prompts that were sent and have not answered yet, without what is cached."""
+        self._queue: dict[int, InFlight] = {}  # by id(), in order of arrival
+        self._head_since = 0.0
+        """When the replica began with the prompt at the head of the queue, as far as seen."""
+        self._held_tokens = 0
+        self._answer_seconds = 0.0
+        """Mean time from the first token of an answer to its end."""
+        self._described_rate: float | None = None
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self._window_tokens = 0
+        self._window_seconds = 0.0
+        self._max_num_seqs = _UNKNOWN_SEQS
+        self._capacity_tokens: int | None = None
+        self.step_seconds = DEFAULT_STEP_SECONDS
+        self.rate: float | None = None
+        """Prefill tokens a second; None while nothing is known of it."""
+
+    def describe(self, description: ReplicaDescription) -> None:
+        """Takes in what a replica says of itself."""
+        ranks = description.data_parallel_size
+        self._max_num_seqs = description.max_num_seqs
+        self._capacity_tokens = description.num_kv_blocks * description.block_size
+        if description.decode_step_seconds is not None:
+            self.step_seconds = description.decode_step_seconds
+        if description.prefill_tokens_per_second is not None:
+            self._described_rate = description.prefill_tokens_per_second * ranks
+            self._update_rate()
+
+    def begin(self, uncached: int, now: float) -> InFlight:
+        """A request with so many tokens to prefill was sent."""
+        item = InFlight(uncached, now)
+        if not self._queue:
+            self._head_since = now
+        self._queue[id(item)] = item
+        self.in_flight += 1
+        self.pending_tokens += uncached
+        self._held_tokens += uncached
+        return item
+
+    def first_token(self, item: InFlight, now: float) -> None:
+        """A request's prefill is done."""
+        if not item.prefilling:
+            return
+        self._leave_queue(item)
+        self._window_tokens += item.uncached
+        self._window_seconds += now - self._head_since
+        self._head_since = now
+        item.decode_began = now
+        if self._window_seconds >= _WINDOW_SECONDS:
+            self._samples.append(self._window_tokens / self._window_seconds)
+            self._window_tokens, self._window_seconds = 0, 0.0
+            self._update_rate()
+
+    def generated(self, item: InFlight, count: int) -> None:
+        """A request holds `count` tokens more."""
+        item.tokens += count
+        self._held_tokens += count
+
+    def end(self, item: InFlight, now: float) -> None:
+        """A request is gone from the replica."""
+        self.in_flight -= 1
+        self._held_tokens -= item.tokens
+        if item.prefilling:
+            self._leave_queue(item)
+            self._head_since = now
+        else:
+            seconds = now - item.decode_began
+            known = self._answer_seconds
+            self._answer_seconds = seconds if not known else known + _WEIGHT * (seconds - known)
+
+    def wait_seconds(self, now: float, rate: float) -> float:
+        """Estimated time until the replica would begin with one more prompt."""
+        wait = 0.0
+        if self._queue:
+            head = next(iter(self._queue.values()))
+            elapsed, expected = now - self._head_since, head.uncached / rate
+            wait = self.pending_tokens / rate - min(elapsed, expected)
+            overdue = elapsed - _OVERDUE * (expected + self.step_seconds)
+            if overdue > 0:
+                wait += overdue
+        if self.in_flight >= self._max_num_seqs:
+            ends = self.in_flight - self._max_num_seqs + 1
+            wait = max(wait, ends * self._answer_seconds / self._max_num_seqs)
+        if self._capacity_tokens is not None and self._held_tokens > self._capacity_tokens:
+            excess = self._held_tokens - self._capacity_tokens
+            wait = max(wait, excess * self._answer_seconds / self._held_tokens)
+        return wait
+
+    def _leave_queue(self, item: InFlight) -> None:
+        item.prefilling = False
+        del self._queue[id(item)]
+        self.pending_tokens -= item.uncached
+
+    def _update_rate(self) -> None:
+        if len(self._samples) >= _ENOUGH_SAMPLES:
+            self.rate = max(1.0, statistics.median(self._samples))
+        else:
+            self.rate = self._described_rate

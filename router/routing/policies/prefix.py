@@ -1,0 +1,82 @@
+"""The default policy: go where the prompt is cached, unless waiting there costs more than it saves.
+
+A candidate's score is the time that the request would take until its first token, with its own
+prefill counted more than once: work that a replica elsewhere would not have had to do also delays
+those who come after, and evicts what others want to hit. So a request stays with the replica that
+holds most of it while others are a little shorter of work, and a prefix that is hotter than its
+holder can bear spreads, one replica at a time.
+
+Where no candidate holds more of a prompt than any other, its head decides on a hash ring: routers
+that know nothing of each other, or a router that just started, agree on a replica. The ring's
+choice is bounded, not by a count of requests, but by how much longer the request would wait.
+"""
+
+from collections import OrderedDict
+
+from pagelet.router.routing.ring import HashRing
+from pagelet.router.routing.types import Candidate, RouteRequest
+
+WORK_WEIGHT = 2.0
+"""How often a request's own prefill time counts."""
+NEW_HEAD_SLACK = 0.1
+"""How much longer than elsewhere a prompt with a new head may wait at the ring's choice, in units
+of its own prefill time: who knows whether it ever comes again."""
+KNOWN_HEAD_SLACK = 1.0
+"""The same for a head that was seen before, and yet no replica is known to hold it: the index
+is not telling, and the ring is all that there is."""
+_REMEMBERED_HEADS = 10_000
+
+
+class Prefix:
+    """Least expected time to first token, own work weighed."""
+
+    def __init__(self, ring: HashRing, stay_seconds: float) -> None:
+        self._ring = ring
+        self._stay_seconds = stay_seconds
+        self._heads: OrderedDict[bytes, None] = OrderedDict()
+
+    def choose(self, request: RouteRequest, candidates: list[Candidate]) -> tuple[Candidate, str]:
+        """The best candidate of those that keep the bound of `stay_seconds`."""
+        seen = self._see(request.head)
+        hits = [candidate.hit_tokens for candidate in candidates]
+        least_ttft = min(candidate.ttft_seconds for candidate in candidates)
+        for c in candidates:
+            c.score = c.wait_seconds + WORK_WEIGHT * (c.ttft_seconds - c.wait_seconds)
+        most = max(hits)
+        if most == min(hits):
+            return self._by_ring(request, candidates, least_ttft, seen)
+        bound = least_ttft + self._stay_seconds
+        within = []
+        for candidate in candidates:
+            if candidate.ttft_seconds <= bound:
+                within.append(candidate)
+            else:
+                candidate.note = f"{candidate.ttft_seconds - least_ttft:.1f} s later than the best"
+        chosen = min(within, key=lambda c: (c.score, c.load))
+        if chosen.hit_tokens == most:
+            return chosen, "longest cached prefix"
+        return chosen, "the longest cached prefix would cost more time than it saves"
+
+    def _by_ring(
+        self, request: RouteRequest, candidates: list[Candidate], least_ttft: float, seen: bool
+    ) -> tuple[Candidate, str]:
+        by_id = {candidate.replica_id: candidate for candidate in candidates}
+        slack = KNOWN_HEAD_SLACK if seen else NEW_HEAD_SLACK
+        for replica_id in self._ring.walk(request.head):
+            candidate = by_id.get(replica_id)
+            if candidate is None:
+                continue
+            work = candidate.ttft_seconds - candidate.wait_seconds
+            if candidate.ttft_seconds <= least_ttft + slack * work:
+                return candidate, "hash of the head, no longer prefix anywhere"
+        raise AssertionError("a candidate is not on the ring")
+
+    def _see(self, head: bytes) -> bool:
+        """Whether the head was seen before; remembers it."""
+        heads = self._heads
+        seen = head in heads
+        heads[head] = None
+        heads.move_to_end(head)
+        if len(heads) > _REMEMBERED_HEADS:
+            heads.popitem(last=False)
+        return seen
