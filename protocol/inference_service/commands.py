@@ -1,0 +1,179 @@
+"""From an InferenceService to what runs it: the command line of a replica, and the router's
+configuration. Local mode and the operator share them, so that both run the same."""
+
+from collections.abc import Callable, Sequence
+
+from pagelet.protocol.inference_service.quantity import bytes_of
+from pagelet.protocol.inference_service.types import (
+    EngineSpec,
+    InferenceService,
+    ModelSpec,
+    Revision,
+)
+from pagelet.protocol.router import (
+    ModelRoute,
+    Pool,
+    ProxyOptions,
+    RouterConfig,
+    RoutingOptions,
+    TenantLimits,
+)
+
+
+def agent_arguments(
+    service: InferenceService,
+    revision: Revision,
+    *,
+    host: str,
+    port: int,
+    source: str | None = None,
+    tokenizer: str | None = None,
+    kv_events_endpoint: str | None = None,
+    kv_events_replay_endpoint: str | None = None,
+    log_format: str = "text",
+) -> list[str]:
+    """The arguments of `pagelet` for a replica of one of `service.revisions`, from `serve` on.
+
+    `source` and `tokenizer` say where the model lies on the replica's machine, if that is not what
+    the spec says (`pvc://`, or downloaded before). Options at their defaults are left out. KV
+    events are published where the engine has a prefix cache and an endpoint is given.
+    """
+    engine = revision.engine
+    arguments = ["serve", source or model_source(revision.model)]
+    arguments += ["--host", host, "--port", str(port)]
+    for name in service.served_names:
+        arguments += ["--served-model-name", name]
+    tokenizer = tokenizer or revision.model.tokenizer
+    if tokenizer is not None:
+        arguments += ["--tokenizer", tokenizer]
+    arguments += ["--device", "cuda" if service.spec.accelerator else "cpu"]
+    arguments += _engine_arguments(engine)
+    arguments += ["--drain-timeout", str(service.spec.rollout.drain_seconds)]
+    if kv_events_endpoint is not None and engine.kv_cache.prefix_caching:
+        arguments += ["--kv-events-endpoint", kv_events_endpoint]
+        if kv_events_replay_endpoint is not None:
+            arguments += ["--kv-events-replay-endpoint", kv_events_replay_endpoint]
+    if log_format != "text":
+        arguments += ["--log-format", log_format]
+    return arguments
+
+
+def _engine_arguments(engine: EngineSpec) -> list[str]:
+    """Options that differ from their defaults."""
+    default, cache, default_cache = EngineSpec(), engine.kv_cache, EngineSpec().kv_cache
+    simulated = engine.simulated
+    options: list[tuple[str, object, object]] = [
+        ("tensor-parallel-size", engine.tensor_parallel_size, default.tensor_parallel_size),
+        ("data-parallel-size", engine.data_parallel_size, default.data_parallel_size),
+        ("dtype", engine.dtype, default.dtype),
+        ("quantization", engine.quantization, default.quantization),
+        ("load-format", engine.load_format, default.load_format),
+        ("max-model-len", engine.max_model_len, None),
+        ("block-size", cache.block_size, default_cache.block_size),
+        ("kv-cache-memory", None if cache.memory is None else bytes_of(cache.memory), None),
+        ("memory-utilization", cache.memory_fraction, None),
+        ("num-blocks", cache.num_blocks, None),
+        ("max-num-seqs", engine.max_num_seqs, default.max_num_seqs),
+        ("max-num-batched-tokens", engine.max_num_batched_tokens, default.max_num_batched_tokens),
+        ("max-step-seconds", engine.max_step_seconds, None),
+        ("scheduling-policy", engine.scheduling_policy, default.scheduling_policy),
+        ("step-timeout", engine.step_timeout_seconds, default.step_timeout_seconds),
+        ("max-queue", engine.max_queue, default.max_queue),
+        ("runner", engine.runner, default.runner),
+    ]
+    if simulated is not None:
+        options += [
+            ("simulated-step-seconds", simulated.step_seconds, 0),
+            ("simulated-token-seconds", simulated.token_seconds, 0),
+            ("simulated-context-token-seconds", simulated.context_token_seconds, 0),
+        ]
+    arguments = []
+    for name, value, usual in options:
+        if value != usual:
+            arguments += [f"--{name}", str(value)]
+    if not cache.prefix_caching:
+        arguments.append("--no-enable-prefix-caching")
+    if not engine.async_scheduling:
+        arguments.append("--no-async-scheduling")
+    return arguments
+
+
+def model_source(model: ModelSpec) -> str:
+    """The model as `pagelet serve` and `pagelet fetch` name it. For `pvc://CLAIM/PATH`, which only
+    a cluster can mount, it is the caller's to say where; here that is refused with ValueError."""
+    if model.uri.startswith("pvc://"):
+        raise ValueError(
+            f"{model.uri}: a PersistentVolumeClaim is there in a cluster only; write file:///PATH "
+            "for a folder of this machine"
+        )
+    return model.uri if model.revision is None else f"{model.uri}@{model.revision}"
+
+
+def router_config(
+    services: Sequence[InferenceService],
+    pool: Callable[[InferenceService, Revision], Pool],
+    *,
+    api_keys_file: str | None = None,
+    replica_api_key_file: str | None = None,
+) -> RouterConfig:
+    """One router's configuration for all of some services; how it routes and what it limits is as
+    the first of them says.
+
+    `pool` says where a revision's replicas are found; name and weight are filled in here. Raises
+    ValueError if two services answer to one name.
+    """
+    owners: dict[str, str] = {}
+    for service in services:
+        for name in service.served_names:
+            if owners.setdefault(name, service.name) != service.name:
+                raise ValueError(
+                    f"the services {owners[name]} and {service.name} both answer to the model "
+                    f"name {name}: change spec.model.servedNames of one of them"
+                )
+    router = services[0].spec.router
+    return RouterConfig(
+        models=[_route(service, pool) for service in services],
+        routing=RoutingOptions(
+            policy=router.policy,
+            stay_seconds=router.stay_seconds,
+            bounded_load=router.bounded_load,
+            session_header=router.session_header,
+            max_index_blocks=router.max_index_blocks,
+        ),
+        proxy=ProxyOptions(
+            connect_timeout=router.connect_timeout_seconds,
+            first_byte_timeout=router.first_byte_timeout_seconds,
+            idle_timeout=router.idle_timeout_seconds,
+            retry_budget=router.retry_budget,
+            breaker_failures=router.breaker_failures,
+            health_interval=router.health_interval_seconds,
+            queue_size=router.queue_size,
+            queue_timeout=router.queue_timeout_seconds,
+            max_in_flight=router.max_in_flight,
+            drain_timeout=float(services[0].spec.rollout.drain_seconds),
+        ),
+        api_keys_file=api_keys_file,
+        default_limits=TenantLimits(
+            requests_per_minute=router.limits.requests_per_minute,
+            tokens_per_minute=router.limits.tokens_per_minute,
+            concurrency=router.limits.concurrency,
+        ),
+        replica_api_key_file=replica_api_key_file,
+    )
+
+
+def _route(
+    service: InferenceService, pool: Callable[[InferenceService, Revision], Pool]
+) -> ModelRoute:
+    pools = []
+    for revision in service.revisions:
+        made = pool(service, revision)
+        made.name, made.weight = revision.name, revision.weight
+        pools.append(made)
+    name, *aliases = service.served_names
+    return ModelRoute(
+        name=name,
+        aliases=aliases,
+        pools=pools,
+        shared_prefixes=list(service.spec.router.shared_prefixes),
+    )

@@ -1,0 +1,208 @@
+"""InferenceServices from YAML, as `pagelet up -f` reads it: what the API server would refuse is
+refused here, with file, line, path, value and what would be right."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from pagelet.protocol.inference_service import rules
+from pagelet.protocol.inference_service.schema import Schema, spec_schema
+from pagelet.protocol.inference_service.secrets import read_secret
+from pagelet.protocol.inference_service.types import (
+    API_VERSION,
+    KIND,
+    InferenceService,
+    ServiceSpec,
+)
+from pagelet.protocol.inference_service.validate import Path, Problem, validate
+
+_METADATA: Final[Schema] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "namespace": {"type": "string"},
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+
+
+class InvalidServices(ValueError):
+    """What is wrong with a file of InferenceServices: a line for each problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a YAML file asks for."""
+
+    services: list[InferenceService]
+    secrets: Mapping[str, Mapping[str, bytes]]
+    """Of each Secret in the file, by name: its entries."""
+
+
+def load_services(text: str, name: str = "services") -> list[InferenceService]:
+    """The InferenceServices of a YAML text of any number of documents; objects of other kinds are
+    passed over. `name` is the file's, for messages. Raises InvalidServices with all problems."""
+    return load_manifest(text, name).services
+
+
+def load_manifest(text: str, name: str = "services") -> Manifest:
+    """As `load_services`, with the file's Secrets, which services may name."""
+    problems: list[str] = []
+    services: dict[str, InferenceService] = {}
+    secrets: dict[str, Mapping[str, bytes]] = {}
+    for document in _documents(text, name):
+        found = list(document.problems())
+        if not found and document.value["kind"] == KIND:
+            service = document.service()
+            found = [Problem(*problem) for problem in rules.violations(service)]
+            if service.name in services:
+                found.append(Problem(("metadata", "name"), "stands twice in this file"))
+            services[service.name] = service
+        elif not found and document.value["kind"] == "Secret":
+            metadata = document.value.get("metadata") or {}
+            try:
+                secrets[str(metadata.get("name"))] = read_secret(document.value)
+            except ValueError as error:
+                found = [Problem(("data",), f"is not base64: {error}; stringData takes text")]
+        problems += [f"{name}:{document.line(p.path)}: {p}" for p in found]
+    if not problems and not services:
+        problems = [f"{name}: holds no InferenceService (apiVersion: {API_VERSION}, kind: {KIND})"]
+    if problems:
+        raise InvalidServices(problems)
+    return Manifest(list(services.values()), secrets)
+
+
+def read_service(body: Mapping[str, Any]) -> InferenceService:
+    """An InferenceService as the API server has it. Raises InvalidServices with all problems, as
+    for an object from before a rule was there."""
+    problems = list(_problems_of_service(body))
+    if not problems:
+        service = _convert(body)
+        problems = [Problem(*problem) for problem in rules.violations(service)]
+        if not problems:
+            return service
+    raise InvalidServices([str(problem) for problem in problems])
+
+
+def _convert(body: Mapping[str, Any]) -> InferenceService:
+    metadata = body["metadata"]
+    return InferenceService(
+        name=metadata["name"],
+        namespace=metadata.get("namespace"),
+        spec=msgspec.convert(_without_nulls(body["spec"]), ServiceSpec),
+    )
+
+
+def _problems_of_service(body: Mapping[str, Any]) -> Iterator[Problem]:
+    for field in body.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
+        yield Problem((field,), "there is no such field; the service is described in spec")
+    yield from validate(body.get("metadata") or {}, _METADATA, ("metadata",))
+    spec = body.get("spec")
+    if spec is None:
+        yield Problem(("spec",), "is missing")
+    else:
+        yield from validate(spec, spec_schema(), ("spec",))
+
+
+def _without_nulls(value: Any) -> Any:
+    """A null is a field left out, also for `msgspec`."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Document:
+    value: dict[str, Any]
+    node: yaml.Node
+
+    def line(self, path: Path) -> int:
+        """Where the value at a path, or the nearest one around it, begins."""
+        node = self.node
+        line = node.start_mark.line
+        for step in path:
+            if isinstance(node, yaml.MappingNode):
+                entries = {key.value: (key, value) for key, value in node.value}
+                if step not in entries:
+                    break
+                key, node = entries[step]
+                line = key.start_mark.line
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+                node = node.value[step]
+                line = node.start_mark.line
+        return line + 1
+
+    def problems(self) -> Iterator[Problem]:
+        """Of its shape."""
+        group = str(self.value.get("apiVersion")).partition("/")[0]
+        if group == API_VERSION.partition("/")[0]:
+            if self.value["apiVersion"] != API_VERSION:
+                words = (
+                    f"is {self.value['apiVersion']}; this version of Pagelet reads {API_VERSION}"
+                )
+                yield Problem(("apiVersion",), words)
+            if self.value.get("kind") != KIND:
+                yield Problem(("kind",), f"is {self.value.get('kind')}; it takes {KIND}")
+            yield from _problems_of_service(self.value)
+        elif self.value.get("kind") == KIND:
+            yield Problem(
+                ("apiVersion",), f"is {self.value.get('apiVersion')}; write {API_VERSION}"
+            )
+        elif not self.value.get("kind"):
+            yield Problem(("kind",), f"is missing; write kind: {KIND}")
+
+    def service(self) -> InferenceService:
+        return _convert(self.value)
+
+
+def _documents(text: str, name: str) -> Iterator[_Document]:
+    try:
+        for node in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            if node is None:
+                continue
+            _refuse_duplicates(node, name)
+            loader = yaml.SafeLoader("")
+            value = loader.construct_document(node)
+            if value is None:
+                continue
+            if not isinstance(value, dict):
+                line = node.start_mark.line + 1
+                raise InvalidServices([f"{name}:{line}: a document must be a mapping"])
+            yield _Document(value, node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise InvalidServices([f"{name}:{line}: is no YAML: {error.problem}"]) from error
+    except yaml.YAMLError as error:  # a character that YAML does not know
+        raise InvalidServices([f"{name}: is no YAML: {error}"]) from error
+
+
+def _refuse_duplicates(node: yaml.Node, name: str) -> None:
+    """YAML readers keep the last of two equal keys without a word."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise InvalidServices(
+                    [
+                        f"{name}:{line}: {key.value} stands here and in line {seen[key.value]}; "
+                        "keep one"
+                    ]
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen[key.value] = line
+            _refuse_duplicates(value, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item, name)

