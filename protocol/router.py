@@ -113,5 +113,8 @@ class RouterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tenant, and no key is asked for."""
     default_limits: TenantLimits = msgspec.field(default_factory=TenantLimits)
     """For tenants whose own limits say nothing else."""
+    cache_salt_secret_file: str | None = None
+    """A secret that all routers of a deployment share: without it nobody can tell the cache salt of
+    a tenant, also who may talk to a replica directly."""
     replica_api_key_file: str | None = None
     """The key that replicas ask for."""

@@ -6,8 +6,10 @@ only divides the tenant's own cache further.
 """
 
 import base64
-import hashlib
 import hmac
+from pathlib import Path
+
+from pagelet.router.tenants.tenant import Tenant
 
 
 class SaltDeriver:
@@ -17,12 +19,20 @@ class SaltDeriver:
     def __init__(self, secret: bytes = b"") -> None:
         self._secret = secret
 
-    def derive(self, tenant: str, client_salt: str | None) -> str:
-        """The salt of a tenant's requests, `client_salt` mixed in if given."""
-        message = hashlib.sha256(b"pagelet cache salt v1")
-        for part in (tenant, client_salt):
+    @classmethod
+    def from_file(cls, path: str | None) -> "SaltDeriver":
+        """With the secret in a file, whose surrounding white space does not count."""
+        return cls(b"" if path is None else Path(path).read_bytes().strip())
+
+    def derive(self, tenant: Tenant, client_salt: str | None) -> str | None:
+        """The salt of a tenant's requests, `client_salt` mixed in if given. Where no keys are asked
+        for there are no tenants to keep apart, and a client's salt is taken as it is."""
+        if not tenant.name:
+            return client_salt
+        message = b"pagelet cache salt v1"
+        for part in (tenant.name, client_salt):
             data = b"" if part is None else b"=" + part.encode("utf-8", "surrogatepass")
             # With its length before it, no part can be taken for the end of another.
-            message.update(len(data).to_bytes(4, "little") + data)
-        digest = hmac.digest(self._secret, message.digest(), "sha256")
+            message += len(data).to_bytes(4, "little") + data
+        digest = hmac.digest(self._secret, message, "sha256")
         return base64.b32encode(digest[:20]).decode().lower()

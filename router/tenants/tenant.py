@@ -30,3 +30,7 @@ class Tenant:
             code="model_not_allowed",
             reason="forbidden",
         )
+
+
+ANONYMOUS = Tenant(name="")
+"""Everyone, where no keys are asked for."""
