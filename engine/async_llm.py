@@ -30,6 +30,7 @@ from pagelet.protocol.engine import (
     EngineCoreReady,
     SchedulerStats,
 )
+from pagelet.text.bundle import EncodedBundle, TokenizerBundle
 from pagelet.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -150,6 +151,7 @@ class AsyncLLM:
         self._first_ready = asyncio.Event()
         self._broken_off: str | None = None
         self._threads = ThreadPoolExecutor(_ENCODING_THREADS, "tokenizer")
+        self._bundle: asyncio.Future[EncodedBundle] | None = None
 
     @classmethod
     async def connect(
@@ -189,6 +191,11 @@ class AsyncLLM:
     def ready_engines(self) -> list[EngineCoreReady]:
         """What the connected cores said of themselves."""
         return [engine.client.ready for engine in self._engines if engine.client.ready is not None]
+
+    @property
+    def engine_stats(self) -> list[SchedulerStats]:
+        """What the connected cores told last of their load and speed."""
+        return [engine.stats for engine in self._engines if engine.client.connected]
 
     def check_health(self) -> str | None:
         """None, or why this replica does not work. With several data-parallel ranks it works as
@@ -308,6 +315,14 @@ class AsyncLLM:
     async def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
         return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    async def tokenizer_bundle(self) -> EncodedBundle:
+        """What a router needs to make the same prompts; encoded once, when it is first asked
+        for."""
+        if self._bundle is None:
+            encode = self._in_thread(lambda: TokenizerBundle.of(self.prompts).encode())
+            self._bundle = asyncio.ensure_future(encode)
+        return await asyncio.shield(self._bundle)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)

@@ -13,6 +13,14 @@ from pagelet.text.prompts import PromptEncoder
 from pagelet.text.tokenizer import Tokenizer
 
 
+class EncodedBundle(msgspec.Struct, frozen=True):
+    """A bundle as it is sent."""
+
+    data: bytes
+    digest: str
+    """SHA-256 of `data` in hexadecimal digits: its name, and its ETag."""
+
+
 class TokenizerBundle(msgspec.Struct, kw_only=True):
     """Everything that decides which token ids a prompt becomes, and whether they are accepted.
 
@@ -32,11 +40,11 @@ class TokenizerBundle(msgspec.Struct, kw_only=True):
     max_model_len: int
 
     @classmethod
-    def of(cls, prompts: PromptEncoder, model_name: str) -> Self:
+    def of(cls, prompts: PromptEncoder) -> Self:
         """The bundle that `load` makes into the like of `prompts`."""
         tokenizer, template = prompts.tokenizer, prompts.chat_template
         return cls(
-            model_name=model_name,
+            model_name=prompts.model_name,
             tokenizer=msgspec.Raw(tokenizer.backend.to_str().encode()),
             special_tokens=tokenizer.special_tokens,
             chat_template=None if template is None else template.source,
@@ -44,9 +52,10 @@ class TokenizerBundle(msgspec.Struct, kw_only=True):
             max_model_len=prompts.max_model_len,
         )
 
-    def encode(self) -> bytes:
+    def encode(self) -> EncodedBundle:
         """As JSON; the same bytes for the same model and options."""
-        return msgspec.json.encode(self)
+        data = msgspec.json.encode(self)
+        return EncodedBundle(data, hashlib.sha256(data).hexdigest())
 
     def load(self) -> PromptEncoder:
         """The tokenizer and the template, ready for use. Raises ModelSourceError if either is not
@@ -63,11 +72,6 @@ class TokenizerBundle(msgspec.Struct, kw_only=True):
             num_token_ids=self.num_token_ids,
             max_model_len=self.max_model_len,
         )
-
-
-def digest(bundle: bytes) -> str:
-    """SHA-256 of an encoded bundle, in hexadecimal digits: its name, and its ETag."""
-    return hashlib.sha256(bundle).hexdigest()
 
 
 def decode_bundle(data: bytes) -> TokenizerBundle:

@@ -30,7 +30,7 @@ class PromptEncoder:
         self.chat_template = chat_template
         self.num_token_ids = num_token_ids
         self.max_model_len = max_model_len
-        self._model_name = model_name
+        self.model_name = model_name
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt.
@@ -77,7 +77,7 @@ class PromptEncoder:
         """
         if self.chat_template is None:
             raise InvalidRequest(
-                f"model {self._model_name!r} has no chat template: use /v1/completions, or start "
+                f"model {self.model_name!r} has no chat template: use /v1/completions, or start "
                 "the server with --chat-template FILE"
             )
         if not messages:

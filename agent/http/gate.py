@@ -17,12 +17,16 @@ from pagelet.agent.http.errors import as_api_error, error_response
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import RateDecision
 from pagelet.engine.outputs import EngineDead
+from pagelet.process.disconnect import ClientGone
 from pagelet.protocol.openai.common import Usage
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
 """For probes and scrapers: no key, no limits, and they work while the server drains."""
+
+DRAIN_PATHS = frozenset(("/v1/replica", "/v1/tokenizer"))
+"""Need a key, but are answered in a drain too: a router reads there that this replica drains."""
 
 _DRAINED_IN = 1.0
 _MOST_LOGGED = 64
@@ -108,9 +112,9 @@ class Gate:
             self._server.open_request()
         try:
             if counted:
-                self._admit(context, headers, scope["method"])
+                self._admit(context, headers, scope)
             await self._app(scope, receive, tagged_send)
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGone):
             context.status = _CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:
             # The server ends, and this request took longer than a drain may: its body did not
@@ -125,7 +129,7 @@ class Gate:
                 self._server.close_request()
             self._write_log(context, scope, counted)
 
-    def _admit(self, context: RequestContext, headers: Headers, method: str) -> None:
+    def _admit(self, context: RequestContext, headers: Headers, scope: Scope) -> None:
         """Raises `ApiError` for a request that must not pass."""
         server = self._server
         if server.keys.required:
@@ -139,7 +143,7 @@ class Gate:
                     reason="auth",
                 )
             context.client = client
-        if server.draining:
+        if server.draining and scope["path"] not in DRAIN_PATHS:
             raise ApiError(
                 503,
                 "The server is shutting down; send the request to another replica.",
@@ -147,7 +151,7 @@ class Gate:
                 headers={"Retry-After": retry_after(_DRAINED_IN), "Connection": "close"},
                 reason="draining",
             )
-        if server.rates is not None and method == "POST":
+        if server.rates is not None and scope["method"] == "POST":
             context.rate = rate = server.rates.take(context.client)
             if not rate.allowed:
                 raise ApiError(

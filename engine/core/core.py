@@ -31,10 +31,12 @@ class _InFlight:
 
     __slots__ = ("began", "ended", "future", "plan")
 
-    def __init__(self, plan: SchedulerOutput, future: Future[RunnerOutput]) -> None:
+    def __init__(self, plan: SchedulerOutput, executor: Executor) -> None:
         self.plan = plan
-        self.began = self.ended = time.monotonic()
-        self.future = future
+        self.began = time.monotonic()
+        self.ended = 0.0
+        """0.0 for a moment after the result is there."""
+        self.future = future = executor.execute(plan)
         future.add_done_callback(self._end)  # called where the step ran, not when it is noticed
 
     def _end(self, _: Future[RunnerOutput]) -> None:
@@ -122,7 +124,7 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            self._in_flight.append(_InFlight(plan, self.executor.execute(plan)))
+            self._in_flight.append(_InFlight(plan, self.executor))
 
     def step(self) -> EngineCoreOutputs:
         """Waits for the oldest step in flight and returns what it brought. Raises what the executor
@@ -145,10 +147,11 @@ class EngineCore:
     def _observe(self, step: _InFlight) -> None:
         decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
         # With two in flight a step begins to run when the one before it ends.
-        seconds = step.ended - max(step.began, self._last_ended)
+        ended = step.ended or time.monotonic()
+        seconds = ended - max(step.began, self._last_ended)
         self._budget.observe(step.plan.num_tokens - decodes, decodes, seconds)
         self._speed.observe(step.plan.num_tokens - decodes, decodes, seconds)
-        self._last_ended = step.ended
+        self._last_ended = ended
 
     def _tell_speed(self, stats: SchedulerStats) -> None:
         stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second

@@ -51,6 +51,10 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
 
+    def finish(self, function):
+        """Awaits `function()` on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(10)
+
     def wait_until(self, condition):
         """Until `condition()` holds on the server's loop. Its truth is taken there too: a list of
         the loop's that it returns may fill before this thread looks at it."""
@@ -63,7 +67,7 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(make_llm, **settings):
+def serving(make_llm, num_engines=1, **settings):
     """`make_llm(metrics)` is awaited on the server's loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
@@ -71,7 +75,11 @@ def serving(make_llm, **settings):
 
     async def serve():
         metrics = Metrics(
-            model_name="tiny", max_model_len=1000, block_size=16, enable_prefix_caching=True
+            model_name="tiny",
+            max_model_len=1000,
+            block_size=16,
+            enable_prefix_caching=True,
+            num_engines=num_engines,
         )
         llm = await make_llm(metrics)
         app = create_app(llm, ServeSettings(**settings), metrics)

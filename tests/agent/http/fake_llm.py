@@ -70,6 +70,7 @@ class FakeLLM:
         self.is_ready = True
         self.health = None
         self.ready_engines = []
+        self.engine_stats = []
         self.behaviour = Behaviour()
         self.observer = observer or EngineObserver()
         self.running = set()

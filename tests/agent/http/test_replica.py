@@ -1,0 +1,131 @@
+"""What a router is told of a replica is so."""
+
+import httpx
+import msgspec
+import pytest
+import zmq
+
+from pagelet.protocol.block_hash import hash_blocks
+from pagelet.protocol.config import KVEventsOptions, ParallelOptions
+from pagelet.protocol.kv_events import BlockStored, decode_batch
+from pagelet.protocol.replica import ReplicaDescription
+from pagelet.text.bundle import decode_bundle
+
+from .real_engine import replica, simulated
+
+ANYWHERE = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    options = simulated(
+        cache={"num_blocks": 2000, "block_size": 8},
+        scheduler={"max_num_seqs": 7},
+        parallel=ParallelOptions(data_parallel_size=2),
+        kv_events=KVEventsOptions(endpoint=ANYWHERE, replay_endpoint=ANYWHERE),
+    )
+    with replica(options) as server:
+        yield server
+
+
+def describe(server):
+    answer = server.get("/v1/replica").raise_for_status()
+    return msgspec.json.decode(answer.content, type=ReplicaDescription)
+
+
+def complete(server, prompt, **options):
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4} | options
+    return server.post("/v1/completions", json=body).raise_for_status().json()
+
+
+def test_description(two_ranks):
+    description = describe(two_ranks)
+    assert description.served_model_names == ["tiny"]
+    assert (description.block_size, description.num_kv_blocks) == (8, 2 * 1999)
+    assert (description.max_num_seqs, description.data_parallel_size) == (14, 2)
+    assert description.enable_prefix_caching
+    assert not description.draining
+    assert description == describe(two_ranks)
+
+
+def test_speed_is_measured():
+    with replica(simulated(step_seconds=0.002)) as server:
+        first = describe(server)
+        assert (first.prefill_tokens_per_second, first.decode_step_seconds) == (None, None)
+        complete(server, list(range(1000, 1400)), max_tokens=8)
+        second = describe(server)
+        # A step of 400 tokens takes 2 ms or more, and so does one of a decode.
+        assert 0 < second.prefill_tokens_per_second <= 400 / 0.002
+        assert second.decode_step_seconds >= 0.002
+
+
+def test_each_rank_publishes_where_it_is_said(two_ranks):
+    source = describe(two_ranks).kv_events
+    assert len(set(source.endpoints)) == len(set(source.replay_endpoints)) == 2
+    known = set()
+    prompts = [list(range(start, start + 20)) for start in range(1000, 1400, 20)]
+    for prompt in prompts:
+        complete(two_ranks, prompt)
+    with zmq.Context() as context:
+        for endpoint in source.replay_endpoints:
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.connect(endpoint)
+                dealer.send((0).to_bytes(8, "big"))
+                mine = set()
+                while dealer.poll(20_000) and (parts := dealer.recv_multipart())[1]:
+                    for event in decode_batch(parts[1]).events:
+                        if isinstance(event, BlockStored):
+                            mine.update(event.block_hashes)
+                assert mine, "each rank had some of the requests"
+                known |= mine
+    for prompt in prompts:
+        assert set(hash_blocks(prompt, 8)) <= known
+
+
+def test_no_events_are_published_unless_asked_for():
+    with replica(simulated(cache={"num_blocks": 1000})) as server:
+        assert describe(server).kv_events is None
+
+
+def test_the_tokenizer_makes_the_prompts_that_the_replica_would(two_ranks):
+    answer = two_ranks.get("/v1/tokenizer")
+    digest = describe(two_ranks).tokenizer
+    assert answer.headers["etag"] == f'"{digest}"'
+    prompts = decode_bundle(answer.content).load()
+    messages = [{"role": "user", "content": "How many tokens are „Füße“? 😀"}]
+    for body, own in (
+        ({"messages": messages}, prompts.encode_chat(messages)),
+        ({"prompt": messages[0]["content"]}, prompts.encode(messages[0]["content"])),
+    ):
+        assert two_ranks.post("/tokenize", json=body).json()["tokens"] == own
+
+
+def test_a_tokenizer_that_is_known_is_not_sent_again(two_ranks):
+    etag = two_ranks.get("/v1/tokenizer").headers["etag"]
+    again = two_ranks.get("/v1/tokenizer", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+
+
+def test_another_engine_has_another_incarnation(two_ranks):
+    with replica(simulated(cache={"num_blocks": 1000})) as another:
+        assert describe(another).incarnation != describe(two_ranks).incarnation
+        assert describe(another).tokenizer == describe(two_ranks).tokenizer
+
+
+def test_a_drain_shows_and_a_key_is_needed():
+    with replica(simulated(cache={"num_blocks": 1000}), api_keys=["secret"]) as server:
+        key = {"Authorization": "Bearer secret"}
+        assert server.get("/v1/replica").status_code == 401
+        assert server.get("/v1/replica", headers=key).json()["draining"] is False
+        server.run(server.state.begin_drain)
+        assert server.get("/v1/replica", headers=key).json()["draining"] is True
+        assert server.get("/v1/tokenizer", headers=key).status_code == 200
+        assert server.get("/v1/models", headers=key).status_code == 503
+
+
+def test_a_server_without_an_engine_describes_nothing(server):
+    assert httpx.get(server.url + "/v1/replica").status_code == 503
+
+
+def test_the_block_size_is_where_vllm_router_asks(two_ranks):
+    assert two_ranks.get("/get_server_info").json()["block_size"] == 8
