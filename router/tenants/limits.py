@@ -41,6 +41,14 @@ class Limiter:
         grant.count_request(now)
         return grant
 
+    def expected_tokens(
+        self, tenant: str, answers: int, prompt_tokens: int, max_tokens: int | None
+    ) -> float:
+        """What a request will probably read and write. `reserve` counts all of `max_tokens`; most
+        answers end long before it."""
+        mean = self.mean_answer(tenant)
+        return prompt_tokens + answers * (mean if max_tokens is None else min(mean, max_tokens))
+
     def mean_answer(self, tenant: str) -> float:
         """Tokens that an answer of a tenant has on average."""
         return self._mean_answer.get(tenant, _FIRST_MEAN)
