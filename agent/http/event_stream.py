@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagelet.agent.http.answers import Answers
-from pagelet.agent.http.disconnect import run_until_disconnect
 from pagelet.agent.http.errors import as_api_error
 from pagelet.agent.http.gate import RequestContext, context_of
 from pagelet.engine.outputs import RequestOutput
+from pagelet.process.disconnect import run_until_disconnect
 from pagelet.protocol.openai.errors import ErrorResponse
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class EventStream(Response):
         return cls(await anext(deltas), deltas, answers, chunks, context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `ClientDisconnect` if the client goes away."""
+        """Raises `ClientGone` if the client goes away."""
         try:
             await run_until_disconnect(receive, self._write(send))
         finally:

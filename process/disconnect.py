@@ -1,27 +1,27 @@
-"""Work that ends when its client goes away.
-
-Starlette cancels only its own StreamingResponse on disconnect; any other handler runs on.
-"""
+"""Work that ends when its client goes away; an ASGI server tells, but cancels nothing itself."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
-
 T = TypeVar("T")
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+"""ASGI's."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; if the client disconnects first, `work` is cancelled and
-    `ClientDisconnect` raised. The request's body must have been read."""
+    """The result of `work`; if the client disconnects first, `work` is cancelled and `ClientGone`
+    raised. The request's body must have been read."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnect
+            raise ClientGone
         return task.result()
     finally:
         watcher.cancel()
