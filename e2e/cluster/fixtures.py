@@ -13,7 +13,7 @@ from cluster.local import CannotRun, check_machine, local_cluster
 
 
 @pytest.fixture(scope="session")
-def control_plane(worker_id: str = "master") -> Iterator[Path]:
+def control_plane() -> Iterator[Path]:
     """Kubeconfig of a cluster's administrator; there need be no node that runs pods."""
     given = os.environ.get("E2E_KUBECONFIG")
     if given:
@@ -23,5 +23,6 @@ def control_plane(worker_id: str = "master") -> Iterator[Path]:
         check_machine()
     except CannotRun as error:
         pytest.skip(str(error))
-    with local_cluster(f"api-{worker_id}", nodes=0) as cluster:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    with local_cluster(f"api-{worker}", nodes=0) as cluster:
         yield cluster.kubeconfig
