@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help install demo test lint format bench requirements clean
+.PHONY: help install demo test lint format bench crds requirements clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ format: install ## Let ruff format the code
 
 bench: install ## Measure the host's own cost with the simulated runner, and the start-up
 	@$(BIN)/pagelet bench host $(ARGS)
+
+crds: install ## Write the CRD, and the chart's copy of it, from protocol/inference_service
+	@$(BIN)/python -m pagelet.protocol.inference_service.crd \
+	  crds/inferenceservices.yaml charts/pagelet/files/inferenceservices.yaml
 
 requirements: install ## Pin the dependencies of pyproject.toml again
 	@scripts/compile_requirements.sh

@@ -69,21 +69,17 @@ class Rule(Generic[P]):
         """The message in CEL; None if it is the same for every part."""
         if not self.values:
             return None
-        pieces = re.split(r"\{(\w+)\}", self.message)
-        literals, names = pieces[::2], pieces[1::2]
-        expression = [_literal(literals[0])]
-        for name, literal in zip(names, literals[1:], strict=True):
-            expression += [f"string({self.values[name][0]})", _literal(literal)]
-        return " + ".join(expression)
+        names = re.findall(r"\{(\w+)\}", self.message)
+        text = re.sub(r"\{\w+\}", "%s", self.message)
+        assert not set(text) & {"'", "\\"}
+        assert text.count("%") == len(names)
+        # `+` would do, but the API server takes the result of string(1) to be of any length, and
+        # refuses what it thinks too costly.
+        return f"'{text}'.format([{', '.join(self.values[name][0] for name in names)}])"
 
     def plain_message(self) -> str:
         """The message where no expression can be evaluated."""
         return re.sub(r"\{(\w+)\}", r"\1", self.message)
-
-
-def _literal(text: str) -> str:
-    assert not set(text) & {"'", "\\"}, text
-    return f"'{text}'"
 
 
 def violations(service: InferenceService) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -184,26 +180,28 @@ def _engine_rules(
             check=check_if_there,
         )
 
-    tensor = (f"{engine}.tensorParallelSize", value(lambda e: e.tensor_parallel_size))
-    data = (f"{engine}.dataParallelSize", value(lambda e: e.data_parallel_size))
+    tensor, data = f"{engine}.tensorParallelSize", f"{engine}.dataParallelSize"
     kv = f"{engine}.kvCache.memory"
     limit = "self.resources.memory"
     return [
         rule(
             at="accelerator",
-            holds=f"!has(self.accelerator) || {tensor[0]} * {data[0]} == self.accelerator.count",
+            holds=f"!has(self.accelerator) || {tensor} * {data} == self.accelerator.count",
             message="tensorParallelSize {tensor} x dataParallelSize {data} needs {ranks} of "
             "{resource} a replica, and accelerator.count is {count}: set it to {ranks}, or the "
             "sizes so that their product is {count}",
             values={
-                "tensor": tensor,
-                "data": data,
-                "ranks": (f"{tensor[0]} * {data[0]}", value(_ranks)),
+                "tensor": (tensor, value(lambda e: e.tensor_parallel_size)),
+                "data": (data, value(lambda e: e.data_parallel_size)),
+                "ranks": (f"{tensor} * {data}", value(_ranks)),
                 "resource": (
                     "self.accelerator.resourceName",
                     lambda spec: _present(spec.accelerator).resource_name,
                 ),
-                "count": ("self.accelerator.count", lambda spec: _present(spec.accelerator).count),
+                "count": (
+                    "string(self.accelerator.count)",
+                    lambda spec: _present(spec.accelerator).count,
+                ),
             },
             check=lambda spec, engine: (
                 spec.accelerator is None or _ranks(engine) == spec.accelerator.count
@@ -222,14 +220,14 @@ def _engine_rules(
         rule(
             at="resources",
             holds=f"has(self.accelerator) || !has({kv}) || !has({limit}) || "
-            f"quantity(string({kv})).asApproximateFloat() * double({data[0]}) < "
+            f"quantity(string({kv})).asApproximateFloat() * double({data}) < "
             f"quantity(string({limit})).asApproximateFloat()",
             message="kvCache.memory {memory} x dataParallelSize {data} leaves no room in "
             "resources.memory {limit}: raise that, which must hold the weights and the largest "
             "step as well, or lower kvCache.memory",
             values={
                 "memory": (kv, value(lambda e: e.kv_cache.memory)),
-                "data": data,
+                "data": (data, value(lambda e: e.data_parallel_size)),
                 "limit": (limit, lambda spec: spec.resources.memory),
             },
             check=_kv_fits,

@@ -58,7 +58,7 @@ def _object(info: inspect.StructType) -> Schema:
     properties, required = {}, []
     for field in info.fields:
         schema = schema_of(field.type)
-        default = _default(field)
+        default = _default(field, schema)
         if field.required:
             required.append(field.encode_name)
         elif default is not None:
@@ -68,7 +68,7 @@ def _object(info: inspect.StructType) -> Schema:
     return schema | ({"required": required} if required else {})
 
 
-def _default(field: inspect.Field) -> Any:
+def _default(field: inspect.Field, schema: Schema) -> Any:
     """What the API server fills in, which then stands in the stored object. None: nothing; empty
     lists and free-form objects are left out as well."""
     if field.default is not msgspec.NODEFAULT:
@@ -76,7 +76,15 @@ def _default(field: inspect.Field) -> Any:
     if field.default_factory is msgspec.NODEFAULT:
         return None
     default = field.default_factory()
-    return msgspec.to_builtins(default) if isinstance(default, Part) else None
+    return _filled(msgspec.to_builtins(default), schema) if isinstance(default, Part) else None
+
+
+def _filled(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """A default with its own defaults written out: the API server checks it as it stands."""
+    defaults = {
+        name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner
+    }
+    return defaults | value
 
 
 def _union(info: inspect.UnionType) -> Schema:
