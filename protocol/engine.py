@@ -28,6 +28,11 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="a
     """Smaller runs first under the priority policy."""
     cache_salt: str | None = None
     """Prefix blocks are shared only among requests with the same salt."""
+    shared_prefix_tokens: int = 0
+    """Blocks that lie wholly within so many first tokens are shared whatever the salt."""
+    output_token_ids: list[int] = []
+    """Tokens that were generated already, before another engine broke off: the request goes on
+    after them as after a preemption. Not yet as many as `max_tokens`, and none ends the request."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort"):

@@ -5,8 +5,10 @@ block whose ref count falls to zero stays findable until its turn comes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pagelet.engine.kv.residency import ResidencySampler
+from pagelet.protocol.block_hash import ExtraKey
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 NULL_BLOCK_ID = 0
@@ -157,13 +159,14 @@ class BlockPool:
         blocks: Sequence[KVBlock],
         hashes: Sequence[bytes],
         parent: bytes | None,
+        extra_keys: Sequence[Sequence[ExtraKey] | None],
         token_ids: Sequence[int],
         block_size: int,
         kind: str,
         sliding_window: int | None,
     ) -> None:
         """Makes full blocks, whose KV is written, findable. A hash that is cached already keeps
-        its first block."""
+        its first block. `extra_keys` are what entered each block's hash besides its tokens."""
         cached, stored = self._cached[group], 0
         for block, block_hash in zip(blocks, hashes, strict=True):
             if block is self.null_block or block.block_hash is not None or block_hash in cached:
@@ -179,6 +182,7 @@ class BlockPool:
                     token_ids=list(token_ids),
                     block_size=block_size,
                     medium="GPU",
+                    extra_keys=_event_extra_keys(extra_keys),
                     group_idx=group,
                     kv_cache_spec_kind=kind,
                     kv_cache_spec_sliding_window=sliding_window,
@@ -219,3 +223,10 @@ class BlockPool:
         for group, cached in enumerate(self._cached):
             for block_hash, block in cached.items():
                 assert (block.block_hash, block.group) == (block_hash, group)
+
+
+def _event_extra_keys(extra_keys: Sequence[Sequence[ExtraKey] | None]) -> list[Any] | None:
+    """As vLLM's events have them: each block's values, or None; left out where no block has any."""
+    if not any(extra_keys):
+        return None
+    return [keys and [value for _, value in keys] for keys in extra_keys]

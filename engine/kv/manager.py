@@ -172,12 +172,14 @@ class KVCacheManager:
             return
         request.update_hashes(self.block_size)
         hashes = request.block_hashes
+        extra_keys = [request.extra_keys.get(index) for index in range(first, last)]
         for group, window in enumerate(self._windows):
             self.pool.publish(
                 group,
                 request.blocks[group][first:last],
                 hashes[first:last],
                 hashes[first - 1] if first else None,
+                extra_keys,
                 request.token_ids[first * self.block_size : last * self.block_size],
                 self.block_size,
                 "full_attention" if window is None else "sliding_window",

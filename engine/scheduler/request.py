@@ -3,7 +3,7 @@
 import enum
 
 from pagelet.engine.kv.block_pool import KVBlock
-from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block
+from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block, place_extra_keys
 from pagelet.protocol.engine import EngineCoreRequest, TokenLogprobs
 
 
@@ -25,12 +25,12 @@ class Request:
     """
 
     __slots__ = (
-        "_extras",
         "awaited_block",
         "block_hashes",
         "blocks",
         "eos_token_ids",
         "external_id",
+        "extra_keys",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -39,6 +39,7 @@ class Request:
         "num_pending_tokens",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_resumed_tokens",
         "order",
         "params",
         "priority",
@@ -50,12 +51,16 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, core: EngineCoreRequest, max_model_len: int, order: int) -> None:
+    def __init__(
+        self, core: EngineCoreRequest, max_model_len: int, block_size: int, order: int
+    ) -> None:
         self.request_id = core.request_id
         self.external_id = core.external_id
         self.params = core.params
-        self.token_ids = list(core.prompt_token_ids)
+        self.token_ids = core.prompt_token_ids + core.output_token_ids
         self.num_prompt_tokens = len(core.prompt_token_ids)
+        self.num_resumed_tokens = len(core.output_token_ids)
+        """Generated elsewhere, before the request came here."""
         limit = max_model_len if core.params.max_tokens is None else core.params.max_tokens
         self.max_total_tokens = min(self.num_prompt_tokens + limit, max_model_len)
         self.eos_token_ids = frozenset(() if core.params.ignore_eos else core.eos_token_ids)
@@ -77,9 +82,12 @@ class Request:
         self.awaited_block: bytes | None = None
         """A block that another request is computing and that this one stands aside for."""
         self.block_hashes: list[bytes] = []
-        self._extras = extra_keys_bytes(
-            () if core.cache_salt is None else (("salt", core.cache_salt),)
+        self.extra_keys = place_extra_keys(
+            () if core.cache_salt is None else (("salt", core.cache_salt),),
+            block_size,
+            core.shared_prefix_tokens,
         )
+        """What besides its tokens enters a block's hash, by the block's index."""
 
     @property
     def num_target_tokens(self) -> int:
@@ -94,11 +102,8 @@ class Request:
     def update_hashes(self, block_size: int) -> None:
         """Extends `block_hashes` to all full blocks of the known tokens."""
         hashes = self.block_hashes
-        for start in range(
-            len(hashes) * block_size, len(self.token_ids) - block_size + 1, block_size
-        ):
-            tokens = self.token_ids[start : start + block_size]
-            if hashes:
-                hashes.append(hash_block(hashes[-1], tokens))
-            else:
-                hashes.append(hash_block(ROOT, tokens, self._extras))
+        for index in range(len(hashes), len(self.token_ids) // block_size):
+            tokens = self.token_ids[index * block_size : (index + 1) * block_size]
+            extras = self.extra_keys.get(index)
+            tagged = b"" if extras is None else extra_keys_bytes(extras)
+            hashes.append(hash_block(hashes[-1] if hashes else ROOT, tokens, tagged))

@@ -98,7 +98,7 @@ class Scheduler:
 
     def add(self, core: EngineCoreRequest) -> EngineCoreOutput | None:
         """Takes in a request; a request that cannot ever run is answered with its error at once."""
-        request = Request(core, self.max_model_len, self._arrivals)
+        request = Request(core, self.max_model_len, self.kv.block_size, self._arrivals)
         self._arrivals += 1
         needed = self.kv.blocks_needed(
             request.max_total_tokens, self.options.max_num_batched_tokens
@@ -345,9 +345,9 @@ class Scheduler:
     def _admit(self, request: Request, num_cached: int) -> None:
         if request.status is Status.WAITING:
             request.scheduled_time = time.monotonic()
-            request.num_cached_tokens = num_cached
+            request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
             if self.kv.enable_prefix_caching:
-                self._prefix_queries += request.num_prompt_tokens
+                self._prefix_queries += len(request.token_ids)
                 self._prefix_hits += num_cached
         request.num_confirmed_tokens = num_cached
         request.status = Status.RUNNING
@@ -417,7 +417,7 @@ class Scheduler:
         output = EngineCoreOutput(
             request.request_id, accepted, reason, stop_reason, sampled.logprobs
         )
-        if request.num_generated_tokens == len(accepted):
+        if request.num_generated_tokens - request.num_resumed_tokens == len(accepted):
             output.num_cached_tokens = request.num_cached_tokens
             output.scheduled_time = request.scheduled_time
             output.prompt_logprobs = request.prompt_logprobs

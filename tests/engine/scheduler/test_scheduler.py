@@ -82,14 +82,17 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
     requests = []
     for _ in range(count):
         tail = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24))
+        max_tokens = draw(st.integers(1, 40))
         requests.append(
             {
                 "prompt": (draw(st.sampled_from(heads)) + tail)[:80],
-                "max_tokens": draw(st.integers(1, 40)),
+                "max_tokens": max_tokens,
+                "resumed": draw(st.one_of(st.just(0), st.integers(0, max_tokens - 1))),
                 "arrives": draw(st.integers(0, 20)),
                 "aborted": draw(st.one_of(st.none(), st.none(), st.integers(0, 40))),
                 "priority": draw(st.integers(0, 2)),
                 "salt": draw(st.sampled_from([None, "a"])),
+                "shared": draw(st.integers(0, 80)),
             }
         )
     return {
@@ -122,7 +125,8 @@ def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> 
         async_scheduling=work["async_scheduling"],
         prefix_caching=work["prefix_caching"],
     )
-    answers: dict[int, list[int]] = {i: [] for i in range(len(work["requests"]))}
+    alone = [generate_alone(each["prompt"], each["max_tokens"]) for each in work["requests"]]
+    answers = {i: alone[i][: each["resumed"]] for i, each in enumerate(work["requests"])}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
     step = 0
@@ -136,6 +140,8 @@ def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> 
                         wanted["max_tokens"],
                         priority=wanted["priority"],
                         cache_salt=wanted["salt"],
+                        shared_prefix_tokens=wanted["shared"],
+                        output_token_ids=alone[index][: wanted["resumed"]],
                     )
                 )
             if wanted["aborted"] == step and index not in finished and wanted["arrives"] <= step:
@@ -153,11 +159,10 @@ def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> 
         step += 1
         assert step < 5000, "no progress"
     for index, wanted in enumerate(work["requests"]):
-        alone = generate_alone(wanted["prompt"], wanted["max_tokens"])
-        assert answers[index] == alone[: len(answers[index])]
+        assert answers[index] == alone[index][: len(answers[index])]
         if index not in aborted:
             assert finished[index] == "length"
-            assert answers[index] == alone
+            assert answers[index] == alone[index]
     assert core.kv.pool.num_free == core.kv.pool.num_usable
 
 
