@@ -1,10 +1,14 @@
 """Which names clients may ask for, and who answers to them."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import hashlib
+import math
+import time
+from collections.abc import Collection, Iterable, Sequence
 
-from pagelet.protocol.openai.models import ModelList
-from pagelet.protocol.router import ModelRoute, Pool
+from pagelet.protocol.openai.errors import ApiError
+from pagelet.protocol.openai.models import Model, ModelList
+from pagelet.protocol.router import ModelRoute
 from pagelet.router.tenants.tenant import Tenant
 
 
@@ -23,45 +27,177 @@ class ServedModel:
     asked: str
     """As the client wrote it."""
     name: str
-    """As it is called in metrics and logs: the route's name, or the first that its replicas say."""
+    """As metrics and logs call it, whichever alias was asked for."""
     route: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Said:
+    """What the replicas of a pool said last, in the order in which they came."""
+
+    names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    lengths: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    last_names: list[str] = dataclasses.field(default_factory=list)
+    """Remembered when all are gone: their service may be at zero."""
+
+    def all_names(self) -> list[str]:
+        listed = (name for names in self.names.values() for name in names)
+        return list(dict.fromkeys(listed)) or self.last_names
 
 
 class ModelTable:
     """All names of a router; its replicas may come, go and bring names with them."""
 
     def __init__(self, routes: Sequence[ModelRoute]) -> None:
-        raise NotImplementedError
+        """Raises `ValueError` if a name has two meanings or no pool of a model has a weight."""
+        self._routes = list(routes)
+        self._said = [[_Said() for _ in route.pools] for route in routes]
+        self._created = int(time.time())
+        self._by_name: dict[str, int] = {}
+        given = [name for route in routes for name in (route.name, *route.aliases) if name]
+        if repeated := [name for name in dict.fromkeys(given) if given.count(name) > 1]:
+            raise ValueError(f"the name {repeated[0]!r} is given to two models or twice to one")
+        for route in routes:
+            called = f"model {route.name!r}" if route.name else "a model without a name"
+            if not any(pool.weight for pool in route.pools):
+                raise ValueError(f"{called}: at least one pool needs a weight above 0")
+            if len({pool.name for pool in route.pools}) < len(route.pools):
+                raise ValueError(f"{called}: give each of its pools a name of its own")
+        self._index_names()
 
     def learn(
         self, pool: PoolRef, replica_id: str, names: Sequence[str], max_model_len: int | None
     ) -> None:
         """Takes in what a replica says that it serves."""
-        raise NotImplementedError
+        said = self._said[pool.route][pool.pool]
+        said.lengths[replica_id] = max_model_len
+        if said.names.get(replica_id) != list(names):
+            said.names[replica_id] = list(names)
+            self._index_names()
 
     def forget(self, pool: PoolRef, replica_id: str) -> None:
-        """A replica is gone. The names that it brought stay known: its service may be at zero."""
-        raise NotImplementedError
+        """A replica is gone. The names of the last one stay known: its service may be at zero."""
+        said = self._said[pool.route][pool.pool]
+        said.lengths.pop(replica_id, None)
+        names = said.names.pop(replica_id, None)
+        if names is not None:
+            said.last_names = names
+            self._index_names()
 
     def resolve(self, name: str, tenant: Tenant) -> ServedModel:
-        """Raises 404 that lists the names, or 403 if the tenant may not use it."""
-        raise NotImplementedError
+        """What a name means. Raises 404 that lists the names, or 403 if the tenant may not use it.
+
+        While a route without a name has never had a replica, any unknown name may be its own, so
+        its requests are held rather than refused.
+        """
+        route = self._by_name.get(name)
+        if route is None:
+            route = next((route for route in self._indices if not self._own_names(route)), None)
+            if route is None:
+                raise self._not_found(name, tenant)
+            tenant.check_model(name)
+            return ServedModel(name, "", route)
+        names = self._names(route)
+        tenant.check_model(name, *names)
+        return ServedModel(name, names[0], route)
 
     def choose_pool(
         self, model: ServedModel, key: bytes, available: Collection[PoolRef]
     ) -> PoolRef:
-        """The pool of a request. `key` is the same for all requests of a conversation, which so
-        stays on one revision; `available` are the pools with a replica that is ready."""
-        raise NotImplementedError
+        """The pool for a request. `key` is the same for all requests of a conversation, which so
+        stays on one revision; `available` are the pools that have a replica. If none has, the
+        request will wait for the one that it would go to.
+
+        Weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): a change of weights moves
+        no more conversations than it must.
+        """
+        weighted = [
+            (PoolRef(model.route, number), pool)
+            for number, pool in enumerate(self._routes[model.route].pools)
+            if pool.weight
+        ]
+        chosen_from = [item for item in weighted if item[0] in available] or weighted
+        if len(chosen_from) == 1:
+            return chosen_from[0][0]
+        return min(chosen_from, key=lambda item: _distance(key, item[1].name) / item[1].weight)[0]
 
     def upstream_name(self, model: ServedModel, pool: PoolRef) -> str:
-        """The name by which the pool's replicas know the model: to be put into the body if it is
-        not `model.asked`."""
-        raise NotImplementedError
+        """The name by which the pool's replicas know the model; the body must say it if it is not
+        `model.asked`."""
+        said = self._said[pool.route][pool.pool].all_names()
+        for name in (model.asked, model.name):
+            if name in said:
+                return name
+        return said[0] if said else model.asked
 
     def list_models(self, tenant: Tenant) -> ModelList:
         """All names that a tenant may use."""
-        raise NotImplementedError
+        return ModelList(data=[self._model(name) for name in self._allowed(tenant)])
+
+    def get_model(self, name: str, tenant: Tenant) -> Model:
+        """One of them. Raises as `resolve`."""
+        if name not in self._by_name:
+            raise self._not_found(name, tenant)
+        self.resolve(name, tenant)
+        return self._model(name)
+
+    @property
+    def _indices(self) -> Iterable[int]:
+        return range(len(self._routes))
+
+    def _own_names(self, route: int) -> list[str]:
+        """The name that the route was given, or else those that its replicas say."""
+        if name := self._routes[route].name:
+            return [name]
+        listed = (name for said in self._said[route] for name in said.all_names())
+        return list(dict.fromkeys(listed))
+
+    def _names(self, route: int) -> list[str]:
+        """All of them, the one for metrics first."""
+        return list(dict.fromkeys([*self._own_names(route), *self._routes[route].aliases]))
+
+    def _index_names(self) -> None:
+        """Names that are given win over names that replicas bring, and routes that come first."""
+        by_name: dict[str, int] = {}
+        for route, given in enumerate(self._routes):
+            by_name |= dict.fromkeys((name for name in (given.name, *given.aliases) if name), route)
+        for route in self._indices:
+            for name in self._own_names(route):
+                by_name.setdefault(name, route)
+        self._by_name = by_name
+
+    def _allowed(self, tenant: Tenant) -> list[str]:
+        return [
+            name
+            for name, route in self._by_name.items()
+            if tenant.may_use(name, *self._names(route))
+        ]
+
+    def _model(self, name: str) -> Model:
+        route = self._by_name[name]
+        said = self._said[route]
+        lengths = [
+            length for pool in said for length in pool.lengths.values() if length is not None
+        ]
+        return Model(
+            id=name,
+            created=self._created,
+            root=self._names(route)[0],
+            max_model_len=min(lengths, default=None),
+        )
+
+    def _not_found(self, name: str, tenant: Tenant) -> ApiError:
+        listed = ", ".join(repr(known) for known in self._allowed(tenant))
+        return ApiError(
+            404,
+            f"The model {name[:200]!r} does not exist; this router has {listed or 'none'}.",
+            param="model",
+            code="model_not_found",
+            reason="invalid",
+        )
 
 
-__all__ = ["ModelTable", "Pool", "PoolRef", "ServedModel"]
+def _distance(key: bytes, pool: str) -> float:
+    """Exponentially distributed over keys, and always the same for one key and pool."""
+    digest = hashlib.blake2b(pool.encode() + b"\0" + key, digest_size=8).digest()
+    return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)

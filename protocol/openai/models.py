@@ -14,7 +14,8 @@ class Model(ResponseBody):
     owned_by: str = "pagelet"
     root: str
     parent: str | None = None
-    max_model_len: int
+    max_model_len: int | None
+    """None where the server does not know it, as a router whose replicas are at zero."""
 
 
 class ModelList(ResponseBody):

@@ -18,9 +18,13 @@ class Tenant:
     admin: bool = False
     """Whether it may see other tenants' requests explained."""
 
+    def may_use(self, *names: str) -> bool:
+        """Whether one of `names`, which mean one model, is allowed."""
+        return self.models is None or not self.models.isdisjoint(names)
+
     def check_model(self, *names: str) -> None:
-        """Raises 403 if none of `names`, which mean one model, is allowed."""
-        if self.models is None or not self.models.isdisjoint(names):
+        """Raises 403, about the first of `names`, if none of them is allowed."""
+        if self.models is None or self.may_use(*names):
             return
         listed = ", ".join(repr(name) for name in sorted(self.models)) or "none"
         raise ApiError(
