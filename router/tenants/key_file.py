@@ -86,34 +86,36 @@ def tenant_of_file(path: Path) -> str:
 
 def read_key_files(paths: Iterable[Path], *, folder: bool) -> list[TenantEntry]:
     """The tenants of one file, or of all files of a folder. Raises `KeyFileError`."""
-    tenants: list[TenantEntry] = []
+    tenants: dict[str, TenantEntry] = {}
+    owners: dict[str, str] = {}
     for path in paths:
         try:
-            document = _parse(path)
-            if folder and isinstance(document, dict):
-                document = {"tenants": [{"name": tenant_of_file(path)} | document]}
-            tenants += msgspec.convert(document, KeyFile).tenants
-            for entry in tenants:
-                entry.effective_limits(TenantLimits())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+            for entry in _read(path, folder):
+                _add(entry, tenants, owners)
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise KeyFileError(f"{path}: {error}") from error
-    _check_unique(tenants)
-    return tenants
+    return list(tenants.values())
 
 
-def _check_unique(tenants: Iterable[TenantEntry]) -> None:
-    names: set[str] = set()
-    owners: dict[str, str] = {}
-    for tenant in tenants:
-        if tenant.name in names:
-            raise KeyFileError(f"tenant {tenant.name!r} is there twice: put its keys in one place")
-        names.add(tenant.name)
-        for key in tenant.keys:
-            owner = owners.setdefault(key.hash, tenant.name)
-            if owner != tenant.name:
-                raise KeyFileError(
-                    f"key {key.id} belongs to {owner!r} and to {tenant.name!r}: give each its own"
-                )
+def _read(path: Path, folder: bool) -> list[TenantEntry]:
+    document = _parse(path)
+    if folder and isinstance(document, dict):
+        document = {"tenants": [{"name": tenant_of_file(path)} | document]}
+    return msgspec.convert(document, KeyFile).tenants
+
+
+def _add(entry: TenantEntry, tenants: dict[str, TenantEntry], owners: dict[str, str]) -> None:
+    """Adds a tenant to those before it. Raises `ValueError`."""
+    entry.effective_limits(TenantLimits())
+    if entry.name in tenants:
+        raise ValueError(f"tenant {entry.name!r} is there twice: put its keys in one place")
+    tenants[entry.name] = entry
+    for key in entry.keys:
+        owner = owners.setdefault(key.hash, entry.name)
+        if owner != entry.name:
+            raise ValueError(
+                f"key {key.id} belongs to {owner!r} and to {entry.name!r}: give each its own"
+            )
 
 
 class _Loader(yaml.CSafeLoader):
@@ -133,5 +135,5 @@ def _parse(path: Path) -> Any:
             return msgspec.json.decode(text)
         except msgspec.DecodeError:
             if path.suffix == ".json":
-                raise msgspec.ValidationError("it is not valid JSON") from None
+                raise
     return yaml.load(text, _Loader)
