@@ -10,13 +10,14 @@ from pagelet.agent.doctor.before_serving import check_before_serving
 from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.launch import ApiLaunch, launch_api
 from pagelet.agent.settings import ServeSettings
-from pagelet.agent.supervisor.managed import Managed, ManagedCore
+from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.launch import CoreLaunch, launch_core
 from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
+from pagelet.process.managed import Managed
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.config import EngineOptions
 

@@ -15,12 +15,13 @@ import threading
 import time
 from pathlib import Path
 
-from pagelet.agent.supervisor.managed import Managed, ManagedCore
+from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.process.child import ChildProcess, ParentLink
 from pagelet.process.listener import bind
+from pagelet.process.managed import Managed
 
 Config = dict[str, str]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pagelet.agent.supervisor.managed import Managed
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS, Supervisor
+from pagelet.process.managed import Managed
 from support.processes import MARKER, is_alive, marked_processes, wait_for
 
 AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")

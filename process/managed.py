@@ -1,0 +1,82 @@
+"""One process of the tree under supervision: what it is, and what state it is in."""
+
+import signal
+import time
+from collections.abc import Callable
+
+from pagelet.process.backoff import CrashBackoff
+from pagelet.process.child import ChildProcess
+
+Start = Callable[[], ChildProcess]
+
+
+class Managed:
+    """A process that is started again when it dies."""
+
+    def __init__(self, name: str, start: Start) -> None:
+        self.name = name
+        self.process: ChildProcess | None = None
+        self.restart_at: float | None = None
+        """When to start it again, in `time.monotonic()` seconds, while it is down."""
+        self.ready_since: float | None = None
+        self._start = start
+        self._backoff = CrashBackoff()
+
+    def start(self) -> None:
+        """Starts the process."""
+        self.restart_at, self.ready_since = None, None
+        self.process = self._start()
+
+    def is_ready(self) -> bool:
+        """Whether it serves; remembers since when."""
+        if self.process is None or not self._serves(self.process):
+            return False
+        if self.ready_since is None:
+            self.ready_since = time.monotonic()
+        return True
+
+    def stage(self) -> str:
+        """What its start-up is at, in a few words."""
+        if self.process is None:
+            return "waiting to start again" if self.restart_at is not None else "stopped"
+        return "ready" if self.is_ready() else "starting"
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it and its own children at once."""
+        if self.process is not None:
+            self.process.kill_group()
+
+    def reap(self) -> tuple[int, str | None]:
+        """Takes the exit of a process that has ended: its return code, and its own words.
+
+        Whatever is left of its process group is killed first, while its pid is still its own.
+        """
+        assert self.process is not None
+        self.process.kill_group()
+        returncode, failure = self.process.wait(), self.process.failure
+        self.process.close()
+        self.process = None
+        return returncode, failure
+
+    def record_failure(self) -> float | None:
+        """Plans the next start after a back-off, in seconds; None if it is a crash loop."""
+        now = time.monotonic()
+        healthy = 0.0 if self.ready_since is None else now - self.ready_since
+        delay = self._backoff.record_failure(healthy)
+        if self._backoff.is_crash_loop:
+            return None
+        self.restart_at = now + delay
+        return delay
+
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+        return self._backoff.failures
+
+    def _serves(self, process: ChildProcess) -> bool:
+        return process.serving is not None
