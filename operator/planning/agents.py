@@ -1,0 +1,202 @@
+"""The replicas of a revision: Deployment, headless Service, disruption budget."""
+
+import math
+from typing import Final
+
+from pagelet.operator.planning.context import Context
+from pagelet.operator.planning.model_volume import mount_model
+from pagelet.operator.planning.objects import (
+    HTTP_PORT,
+    KV_EVENTS_PORT,
+    KV_REPLAY_PORT,
+    Object,
+    agent_name,
+    agents_service_name,
+    common_labels,
+    make,
+    selector,
+)
+from pagelet.operator.planning.pods import (
+    container,
+    container_resources,
+    pod_spec,
+    scratch_volumes,
+    server_fields,
+)
+from pagelet.operator.planning.strategic_merge import merge_pod_template
+from pagelet.protocol.inference_service.commands import agent_arguments
+from pagelet.protocol.inference_service.quantity import parse_quantity
+from pagelet.protocol.inference_service.types import InferenceService, Revision
+
+_CPU_SHARED_MEMORY: Final = "256Mi"
+_SHARED_MEMORY_GIB_PER_RANK: Final = 1
+"""NCCL's buffers between the ranks of a node."""
+_DOWNLOAD_SECONDS: Final = 4 * 3600
+_REVISIONS_KEPT: Final = 3
+
+
+def agent_objects(service: InferenceService, revision: Revision, context: Context) -> list[Object]:
+    """What runs a revision's replicas."""
+    name = agent_name(service.name, revision.name)
+    labels = selector(service.name, "agent", revision.name)
+    return [
+        _deployment(service, revision, name, labels, context),
+        make(
+            service,
+            "Service",
+            agents_service_name(service.name, revision.name),
+            "agent",
+            revision=revision.name,
+            spec={
+                "clusterIP": "None",
+                "selector": labels,
+                "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http"}],
+            },
+        ),
+        make(
+            service,
+            "PodDisruptionBudget",
+            name,
+            "agent",
+            api_version="policy/v1",
+            revision=revision.name,
+            spec={
+                "maxUnavailable": 1,
+                "selector": {"matchLabels": labels},
+                # A replica that does not work must not hold up a node's maintenance.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
+        ),
+    ]
+
+
+def _deployment(
+    service: InferenceService,
+    revision: Revision,
+    name: str,
+    labels: dict[str, str],
+    context: Context,
+) -> Object:
+    rollout = service.spec.rollout
+    template = _pod_template(service, revision, labels, context)
+    downloads = "initContainers" in template["spec"]
+    deadline = rollout.startup_seconds + 300 + (_DOWNLOAD_SECONDS if downloads else 0)
+    return make(
+        service,
+        "Deployment",
+        name,
+        "agent",
+        api_version="apps/v1",
+        revision=revision.name,
+        spec={
+            "replicas": revision.replicas,
+            "selector": {"matchLabels": labels},
+            "revisionHistoryLimit": _REVISIONS_KEPT,
+            "progressDeadlineSeconds": deadline,
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {
+                    "maxSurge": rollout.max_surge,
+                    "maxUnavailable": rollout.max_unavailable,
+                },
+            },
+            "template": merge_pod_template(template, service.spec.pod_template, labels),
+        },
+    )
+
+
+def _pod_template(
+    service: InferenceService, revision: Revision, labels: dict[str, str], context: Context
+) -> Object:
+    spec = service.spec
+    image = revision.image or context.agent_image
+    model = mount_model(revision, image)
+    volumes, mounts = scratch_volumes()
+    volumes.append(
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(service)}}
+    )
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    extended = {spec.accelerator.resource_name: spec.accelerator.count} if spec.accelerator else {}
+    pod = pod_spec(
+        [
+            container(
+                "agent",
+                image,
+                _arguments(service, revision, model.source, model.tokenizer),
+                mounts=[*mounts, *model.mounts],
+                resources=container_resources(spec.resources, extended),
+                environment=model.environment,
+                **_server_fields(service, revision),
+            )
+        ],
+        service_account=agent_name(service.name, "stable"),
+        api_access=False,
+        drain_seconds=spec.rollout.drain_seconds,
+        volumes=[*volumes, *model.volumes],
+        init_containers=model.loaders,
+    )
+    if spec.placement.node_selector:
+        pod["nodeSelector"] = dict(spec.placement.node_selector)
+    if spec.placement.tolerations:
+        pod["tolerations"] = list(spec.placement.tolerations)
+    pod["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels},
+        }
+    ]
+    return {
+        "metadata": {
+            "labels": common_labels(service.name, "agent") | labels,
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": "agent",
+                "prometheus.io/scrape": "true",
+                "prometheus.io/port": str(HTTP_PORT),
+                "prometheus.io/path": "/metrics",
+            },
+        },
+        "spec": pod,
+    }
+
+
+def _arguments(
+    service: InferenceService, revision: Revision, source: str, tokenizer: str | None
+) -> list[str]:
+    arguments = agent_arguments(
+        service,
+        revision,
+        host="0.0.0.0",
+        port=HTTP_PORT,
+        source=source,
+        tokenizer=tokenizer,
+        kv_events_endpoint=f"tcp://*:{KV_EVENTS_PORT}",
+        kv_events_replay_endpoint=f"tcp://*:{KV_REPLAY_PORT}",
+        log_format="json",
+    )
+    cpu, engine = service.spec.resources.cpu, revision.engine
+    if cpu is not None and service.spec.accelerator is None:
+        # There is no CPU limit from which the engine could learn it.
+        ranks = engine.tensor_parallel_size * engine.data_parallel_size
+        threads = max(1, math.floor(parse_quantity(cpu) / ranks))
+        arguments += ["--cpu-threads", str(threads)]
+    return arguments
+
+
+def _server_fields(service: InferenceService, revision: Revision) -> Object:
+    fields = server_fields(startup_seconds=service.spec.rollout.startup_seconds)
+    if revision.engine.kv_cache.prefix_caching:
+        for rank in range(revision.engine.data_parallel_size):
+            for name, port in (("kv-events", KV_EVENTS_PORT), ("kv-replay", KV_REPLAY_PORT)):
+                fields["ports"].append(
+                    {"name": f"{name}-{rank}", "containerPort": port + rank, "protocol": "TCP"}
+                )
+    return fields
+
+
+def _shared_memory(service: InferenceService) -> str:
+    accelerator = service.spec.accelerator
+    if accelerator is None:
+        return _CPU_SHARED_MEMORY
+    return f"{_SHARED_MEMORY_GIB_PER_RANK * accelerator.count}Gi"

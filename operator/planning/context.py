@@ -1,0 +1,19 @@
+"""What a plan depends on beside the service: the installation."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """How the operator is installed."""
+
+    agent_image: str
+    """Image of replicas and loaders."""
+    router_image: str
+    operator_namespace: str = "pagelet-system"
+    """Where the operator runs, whose pods may ask replicas for their figures."""
+    monitoring_namespace_labels: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"}
+    )
+    """Namespaces whose pods may scrape replicas."""
