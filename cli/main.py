@@ -16,6 +16,12 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "serve": _Command("pagelet.cli.serve", "Serve a model over the OpenAI API."),
+    "up": _Command("pagelet.cli.up", "Run services from a YAML file on this machine."),
+    "down": _Command("pagelet.cli.down", "End what `pagelet up` runs."),
+    "ps": _Command("pagelet.cli.ps", "Show what `pagelet up` runs."),
+    "logs": _Command("pagelet.cli.logs", "Print the logs of what `pagelet up` runs."),
+    "scale": _Command("pagelet.cli.scale", "Set the number of replicas of a service."),
+    "router": _Command("pagelet.cli.router", "Make several servers one endpoint."),
     "doctor": _Command("pagelet.cli.doctor", "Say what this machine has, and what does not fit."),
     "bench": _Command("pagelet.bench.cli", "Measure the engine and the server."),
     "version": _Command("pagelet.cli.version", "Print the version."),

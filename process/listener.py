@@ -1,5 +1,5 @@
-"""The listening socket. The supervisor holds it, so the port stays bound, and connections wait,
-while the API process restarts."""
+"""Listening sockets. A supervisor holds them, so that a port stays its own, and connections can
+wait, while the process that answers restarts."""
 
 import errno
 import os
@@ -14,6 +14,18 @@ class ListenError(Exception):
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises `ListenError`."""
+    listener = reserve(host, port)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ListenError(_explain(error, host, port)) from None
+    return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that holds a TCP port without listening: nobody else is given it, but a child can
+    `bind` it, again and again. Port 0 takes a free one. Raises `ListenError`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -22,17 +34,17 @@ def bind(host: str, port: int) -> socket.socket:
         raise ListenError(
             f"--host {host}: {error.strerror}; give an address of this machine"
         ) from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    holder = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Linux lets two sockets with this option hold a port while neither listens.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind(address)
     except OSError as error:
-        listener.close()
+        holder.close()
         raise ListenError(_explain(error, host, port)) from None
-    return listener
+    return holder
 
 
 def url(listener: socket.socket, host: str) -> str:

@@ -103,7 +103,7 @@ def test_no_room_hides_the_standard_library_from_a_python_started_in_the_root() 
     assert not Path(result.stdout.strip()).is_relative_to(ROOT)
 
 
-@pytest.mark.parametrize("room", sorted({"protocol", "cli"} & set(rooms())))
+@pytest.mark.parametrize("room", sorted({"protocol", "local", "cli"} & set(rooms())))
 def test_a_light_room_imports_without_the_engines_packages(room: str) -> None:
     modules = [
         "pagelet." + path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")

@@ -1,0 +1,5 @@
+"""`python -m pagelet.cli` is the command `pagelet`, wherever its script was installed to."""
+
+from pagelet.cli.main import main
+
+main()

@@ -1,0 +1,73 @@
+"""What the commands beside `up` do: ask the supervisor of a state directory, and read its logs."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pagelet.local import control
+from pagelet.local.control import Call, ControlError
+from pagelet.local.rollout import Phase
+from pagelet.local.state_dir import Owner, StateDir
+from pagelet.local.status import Status
+
+_POLL_SECONDS = 0.2
+
+
+class NothingRuns(Exception):
+    """There is no supervisor in this state directory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"nothing runs (looked in {path}); start with: pagelet up -f FILE")
+
+
+def owner_of(state: StateDir) -> Owner:
+    """The supervisor that runs. Raises `NothingRuns`."""
+    owner = state.owner()
+    if owner is None:
+        raise NothingRuns(state.path)
+    return owner
+
+
+def status(state: StateDir) -> Status:
+    """How things are. Raises `NothingRuns` or `ControlError`."""
+    return control.call(owner_of(state).control, Call(command="status"), Status)
+
+
+def apply(state: StateDir) -> Status:
+    """Has the file read now. Raises `NothingRuns`, or `ControlError` with what is wrong in it."""
+    return control.call(owner_of(state).control, Call(command="apply"), Status)
+
+
+def scale(state: StateDir, pool: str, replicas: int) -> Status:
+    """Sets a number of replicas by hand. Raises `NothingRuns` or `ControlError`."""
+    call = Call(command="scale", pool=pool, replicas=replicas)
+    return control.call(owner_of(state).control, call, Status)
+
+
+def stop(state: StateDir, *, at_once: bool) -> None:
+    """Ends everything, and returns when it has ended. Raises `NothingRuns` or `ControlError`."""
+    call = Call(command="stop", at_once=at_once)
+    control.call(owner_of(state).control, call, Status)
+    while state.is_held():
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_settled(state: StateDir, say: Callable[[str], None]) -> Status:
+    """Waits until all is as the file wants it, and tells each step.
+
+    Raises `ControlError` if a server fails that will not get up by waiting for it, or if the
+    supervisor ends.
+    """
+    phases: dict[str, Phase] = {}
+    while True:
+        now = status(state)
+        for pool in now.pools:
+            for replica in pool.replicas:
+                if phases.get(replica.id) != replica.phase:
+                    phases[replica.id] = replica.phase
+                    say(f"{replica.id}: {replica.phase}")
+        if now.is_settled:
+            return now
+        if now.failures:
+            raise ControlError("\n".join(now.failures))
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,127 @@
+"""Log files that stay small, and reading them while they are written."""
+
+import collections
+import logging
+import logging.handlers
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+_MOST_BYTES = 10 << 20
+_KEPT_FILES = 3
+_TAIL_LINES = 30
+_POLL_SECONDS = 0.25
+SUFFIX = ".log"
+
+
+def rotating_handler(path: Path) -> logging.handlers.RotatingFileHandler:
+    """Writes a log that at 10 MiB becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on."""
+    return logging.handlers.RotatingFileHandler(
+        path, maxBytes=_MOST_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"
+    )
+
+
+class RotatingLog:
+    """What a process writes, line by line, in a log of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._handler = rotating_handler(path)
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._partial = b""
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines since `forget`."""
+        return list(self._tail)
+
+    def forget(self) -> None:
+        """Empties `tail`: another process begins to write."""
+        self.flush()
+        self._tail.clear()
+
+    def write(self, data: bytes) -> None:
+        """Appends output as it comes, in pieces of any size."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._write_line(line.decode(errors="replace"))
+
+    def flush(self) -> None:
+        """Ends a line that was begun."""
+        if self._partial:
+            self.write(b"\n")
+
+    def close(self) -> None:
+        """Ends the file."""
+        self.flush()
+        self._handler.close()
+
+    def _write_line(self, line: str) -> None:
+        self._tail.append(line)
+        self._handler.emit(logging.makeLogRecord({"msg": line}))
+
+
+def read_last(path: Path, count: int) -> list[str]:
+    """The last lines of a log; of its rotated predecessor, too, if its own are too few."""
+    lines: list[str] = []
+    for file in (path, path.with_name(f"{path.name}.1")):
+        if len(lines) < count and file.exists():
+            text = file.read_text(errors="replace")
+            lines = text.splitlines()[-(count - len(lines)) :] + lines
+    return lines[-count:] if count else []
+
+
+class Follower:
+    """Lines that are added to some logs from now on, through rotations, and new logs' lines."""
+
+    def __init__(self, find: Callable[[], Sequence[Path]]) -> None:
+        self._find = find
+        self._open: dict[Path, IO[str]] = {}
+        for path in find():
+            self._open[path] = _open(path)
+            self._open[path].seek(0, os.SEEK_END)
+
+    def poll(self) -> Iterator[tuple[Path, str]]:
+        """What came since the last call."""
+        for path in self._find():
+            file = self._open.get(path)
+            if file is None:
+                file = self._open[path] = _open(path)
+            yield from self._lines(path, file)
+            if _was_replaced(path, file):
+                yield from self._lines(path, file)  # written before the rotation
+                file.close()
+                self._open[path] = _open(path)
+                yield from self._lines(path, self._open[path])
+
+    def follow(self) -> Iterator[tuple[Path, str]]:
+        """`poll` for ever."""
+        while True:
+            yield from self.poll()
+            time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._open.values():
+            file.close()
+
+    def _lines(self, path: Path, file: IO[str]) -> Iterator[tuple[Path, str]]:
+        while True:
+            position = file.tell()
+            line = file.readline()
+            if not line.endswith("\n"):  # not written to its end yet
+                file.seek(position)
+                return
+            yield path, line.rstrip("\n")
+
+
+def _open(path: Path) -> IO[str]:
+    return path.open(errors="replace")
+
+
+def _was_replaced(path: Path, file: IO[str]) -> bool:
+    try:
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,171 @@
+"""The pools of replicas as they are, and the steps that bring them to what is wanted."""
+
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.machine import choose_gpus, next_share
+from pagelet.local.replica import HOST, Replica
+from pagelet.local.rollout import Phase, next_step
+from pagelet.local.state_dir import StateDir, write_atomically
+from pagelet.local.status import PoolStatus
+from pagelet.local.wanted import PoolSpec, Wanted
+from pagelet.process.listener import reserve
+from pagelet.process.runtime_dir import RuntimeDir
+
+_NOTICE_SECONDS = 1.0
+"""For the router to send a replica nothing more, and to carry its streams to others."""
+
+log = logging.getLogger(__name__)
+
+
+class Pools:
+    """All replicas of all services. `reconcile` is called whenever something changed."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        runtime: RuntimeDir,
+        gpus: Sequence[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._runtime = runtime
+        self._gpus = list(gpus)
+        self._on_change = on_change
+        self._specs: dict[str, PoolSpec] = {}
+        self._replicas: list[Replica] = []  # in order of their start
+        self._scaled: dict[str, tuple[int, int]] = {}  # pool -> by hand, in place of the file's
+        self._numbers: dict[str, itertools.count[int]] = {}
+        self._endpoint_numbers = itertools.count()
+        self._listed: dict[str, bytes] = {}
+        self.replica_key_file = runtime.path / "replica-key"
+        """The key of the replicas of services that have keys themselves."""
+        write_atomically(self.replica_key_file, secrets.token_hex(32).encode())
+
+    def want(self, wanted: Wanted) -> None:
+        """Takes what a file asks for; `reconcile` makes it so."""
+        self._specs = dict(wanted.pools)
+
+    def scale(self, pool: str, replicas: int) -> None:
+        """Sets the number of replicas by hand. It holds until the file's own number changes.
+        Raises KeyError for a pool that is not there."""
+        self._scaled[pool] = (replicas, self._specs[pool].replicas)
+
+    def wanted_replicas(self, pool: str) -> int:
+        """By hand or by the file; 0 for a pool that is no longer in it."""
+        spec = self._specs.get(pool)
+        if spec is None:
+            return 0
+        by_hand, instead_of = self._scaled.get(pool, (spec.replicas, spec.replicas))
+        return by_hand if instead_of == spec.replicas else spec.replicas
+
+    def replicas_file(self, pool: str) -> Path:
+        """Where the router reads which replicas a pool has."""
+        return self._runtime.path / f"{pool}.replicas.json"
+
+    def reconcile(self) -> None:
+        """Starts and drains what is due, and tells the router."""
+        for replica in [r for r in self._replicas if r.ended.is_set()]:
+            replica.release()
+            self._replicas.remove(replica)
+        for pool in dict.fromkeys([*self._specs, *(r.pool for r in self._replicas)]):
+            self._step(pool)
+        self._tell_router()
+
+    def _step(self, pool: str) -> None:
+        replicas = [r for r in self._replicas if r.pool == pool]
+        spec, wanted = self._specs.get(pool), self.wanted_replicas(pool)
+        surge, unavailable = (spec.surge(wanted), spec.unavailable(wanted)) if spec else (0, 0)
+        if spec and spec.num_gpus and self._choose_gpus(spec) is None:
+            surge, unavailable = 0, max(1, unavailable)  # a GPU must become free first
+        fingerprint = spec.fingerprint if spec else ""
+        step = next_step(wanted, surge, unavailable, [r.view(fingerprint) for r in replicas])
+        for replica in replicas:
+            if replica.name in step.drain:
+                log.info("%s: draining (%d in flight)", replica.name, replica.load.in_flight)
+                replica.drain(_NOTICE_SECONDS)
+        for _ in range(step.start):
+            if spec is None or not self._start(spec):
+                break
+
+    def _start(self, spec: PoolSpec) -> bool:
+        """Whether there was room for one more."""
+        gpus = self._choose_gpus(spec)
+        if gpus is None:
+            return False
+        number = next(self._numbers.setdefault(spec.name, itertools.count(1)))
+        name = f"{spec.name}-{number}"
+        endpoint = f"ipc://{self._runtime.file(f'events-{next(self._endpoint_numbers)}')}"
+        replica = Replica(
+            name,
+            spec,
+            reserve(HOST, 0),
+            RotatingLog(self._state.log_path(name)),
+            share=0.0 if gpus else self._next_share(),
+            gpus=gpus,
+            kv_events=(endpoint, f"{endpoint}-replay"),
+            api_key_file=str(self.replica_key_file) if spec.is_guarded else None,
+            on_change=self._on_change,
+        )
+        self._replicas.append(replica)
+        replica.begin()
+        return True
+
+    def _choose_gpus(self, spec: PoolSpec) -> list[str] | None:
+        taken = {gpu for replica in self._replicas for gpu in replica.gpus}
+        return choose_gpus(spec.num_gpus, self._gpus, taken)
+
+    def _next_share(self) -> float:
+        on_cpu = [name for name, spec in self._specs.items() if not spec.num_gpus]
+        wanted = sum(self.wanted_replicas(name) for name in on_cpu)
+        return next_share(wanted, [replica.share for replica in self._replicas])
+
+    def _tell_router(self) -> None:
+        """Lists the replicas that take requests."""
+        for pool in self._specs:
+            listed = [
+                {"id": replica.name, "url": replica.url}
+                for replica in self._replicas
+                if replica.pool == pool and replica.phase is Phase.READY
+            ]
+            content = msgspec.json.encode(listed)
+            if self._listed.get(pool) != content:
+                self._listed[pool] = content
+                write_atomically(self.replicas_file(pool), content)
+
+    def drain(self) -> None:
+        """Lets every replica finish, for good."""
+        for replica in self._replicas:
+            replica.drain()
+
+    def kill(self) -> None:
+        """Ends every replica at once."""
+        for replica in self._replicas:
+            replica.kill()
+
+    async def wait_ended(self) -> None:
+        """Until every replica has ended."""
+        for replica in self._replicas:
+            await replica.ended.wait()
+            replica.release()
+
+    def status(self) -> list[PoolStatus]:
+        """As it is shown; pools that are about to go away last."""
+        pools = dict.fromkeys([*self._specs, *(r.pool for r in self._replicas)])
+        return [self._pool_status(pool) for pool in pools]
+
+    def _pool_status(self, pool: str) -> PoolStatus:
+        spec = self._specs.get(pool)
+        fingerprint = spec.fingerprint if spec else ""
+        return PoolStatus(
+            name=pool,
+            model=spec.service.served_names[0] if spec else "",
+            wanted=self.wanted_replicas(pool),
+            replicas=[r.status(fingerprint) for r in self._replicas if r.pool == pool],
+        )

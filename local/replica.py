@@ -1,0 +1,112 @@
+"""One replica: `pagelet serve` on a port of its own, in one pool."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from pagelet.local import probe
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.probe import Load, Sampler
+from pagelet.local.rollout import Phase, ReplicaView
+from pagelet.local.server import Server
+from pagelet.local.status import ReplicaStatus
+from pagelet.local.wanted import PoolSpec
+from pagelet.protocol.inference_service.commands import agent_arguments
+
+HOST = "127.0.0.1"
+_KNOWN_SECONDS = 1.5
+"""How long after it is ready the router surely sends requests, so that others may go."""
+
+
+class Replica(Server):
+    """A server of the OpenAI API that only the router is to call."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: PoolSpec,
+        holder: socket.socket,
+        output: RotatingLog,
+        *,
+        share: float,
+        gpus: Sequence[str],
+        kv_events: tuple[str, str],
+        api_key_file: str | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`holder` holds its port, `kv_events` are the endpoints of events and of their replay.
+        `share` is its part of the machine if it computes on the CPU, `gpus` if it does not."""
+        self.pool = spec.name
+        self.fingerprint = spec.fingerprint
+        self.share = share
+        self.gpus = list(gpus)
+        self.load = Load()
+        self._holder = holder
+        self._sampler = Sampler()
+        events, replay = kv_events
+        port = holder.getsockname()[1]
+        arguments = agent_arguments(
+            spec.service,
+            spec.revision,
+            host=HOST,
+            port=port,
+            kv_events_endpoint=events,
+            kv_events_replay_endpoint=replay,
+        )
+        if api_key_file is not None:
+            arguments += ["--api-key-file", api_key_file]
+        super().__init__(
+            name,
+            [*arguments, *spec.limits(share)],
+            port,
+            output,
+            environment=_environment(spec, gpus),
+            startup_seconds=spec.service.spec.rollout.startup_seconds,
+            drain_seconds=spec.service.spec.rollout.drain_seconds,
+            on_change=on_change,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the router reaches it."""
+        return f"http://{HOST}:{self.port}"
+
+    async def look(self) -> None:
+        """Takes a sample of its load."""
+        answer = await probe.get(self.port, "/metrics")
+        if answer is not None and answer[0] == 200:
+            self.load = self._sampler.take(answer[1])
+
+    def view(self, fingerprint: str) -> ReplicaView:
+        """For decisions about it, where the file asks for replicas with that fingerprint."""
+        is_current = self.fingerprint == fingerprint
+        new = is_current and self.ready_seconds < _KNOWN_SECONDS
+        return ReplicaView(
+            id=self.name,
+            is_current=is_current,
+            phase=Phase.STARTING if self.phase is Phase.READY and new else self.phase,
+            in_flight=self.load.in_flight,
+        )
+
+    def status(self, fingerprint: str) -> ReplicaStatus:
+        """As it is shown."""
+        serves = self.phase in (Phase.READY, Phase.DRAINING)
+        return ReplicaStatus(
+            id=self.name,
+            phase=self.phase,
+            pid=self.pid,
+            port=self.port,
+            restarts=self.restarts,
+            reason=self.reason,
+            is_current=self.fingerprint == fingerprint,
+            load=self.load if serves else Load(),
+        )
+
+    def release(self) -> None:
+        """Gives its port back, once it has ended."""
+        self._holder.close()
+
+
+def _environment(spec: PoolSpec, gpus: Sequence[str]) -> Mapping[str, str]:
+    if not gpus:
+        return spec.environment
+    return {**spec.environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}

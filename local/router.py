@@ -1,0 +1,69 @@
+"""The router process: `pagelet router` on the port that clients know."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.rollout import Phase
+from pagelet.local.server import Server
+from pagelet.local.state_dir import write_atomically
+from pagelet.local.status import ServerStatus
+from pagelet.protocol.router import RouterConfig
+
+_STARTUP_SECONDS = 120.0
+
+
+class Router(Server):
+    """One router for all pools."""
+
+    ready_path = "/health"
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        config_path: Path,
+        host: str,
+        holder: socket.socket,
+        output: RotatingLog,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`holder` holds its port; the configuration is written to `config_path`."""
+        self._config_path = config_path
+        self._written = b""
+        self.configure(config)
+        port = holder.getsockname()[1]
+        super().__init__(
+            "router",
+            ["router", "--config", str(config_path), "--host", host, "--port", str(port)],
+            port,
+            output,
+            environment={},
+            startup_seconds=_STARTUP_SECONDS,
+            drain_seconds=config.proxy.drain_timeout,
+            on_change=on_change,
+        )
+
+    def configure(self, config: RouterConfig) -> None:
+        """Writes another configuration, which the process takes over by itself."""
+        content = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        if content != self._written:
+            self._written = content
+            write_atomically(self._config_path, content)
+
+    def is_ready(self, status: int) -> bool:
+        """It serves as soon as it answers: without replicas it holds requests."""
+        return status < 600
+
+    def status(self) -> ServerStatus:
+        """As it is shown."""
+        return ServerStatus(
+            id=self.name,
+            phase=self.phase,
+            pid=self.pid,
+            port=self.port,
+            restarts=self.restarts,
+            reason="" if self.phase is Phase.READY else self.reason,
+        )

@@ -1,0 +1,192 @@
+"""A server process that is started again when it dies: a replica, or the router."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pagelet.local import probe
+from pagelet.local.command import Command
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.rollout import Phase
+from pagelet.process.backoff import CrashBackoff
+from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.proc import describe_exit
+
+_STARTING_POLL_SECONDS = 0.1
+_POLL_SECONDS = 1.0
+_SILENT_SECONDS = 60.0
+"""A server that has answered before and then says nothing for so long is hung."""
+_KILL_MARGIN_SECONDS = 10.0
+"""What a server gets beyond its own limit for a drain."""
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Call `begin`, and in the end `drain` or `kill`; then `ended` will be set."""
+
+    ready_path = "/ready"
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        port: int,
+        output: RotatingLog,
+        *,
+        environment: Mapping[str, str],
+        startup_seconds: float,
+        drain_seconds: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`pagelet ARGUMENTS` listens on `port`. `on_change` is told of every new phase."""
+        self.name = name
+        self.port = port
+        self.phase = Phase.STARTING
+        self.reason = ""
+        """Why it is not ready, in its own last words."""
+        self.restarts = 0
+        self.ended = asyncio.Event()
+        self._arguments = list(arguments)
+        self._output = output
+        self._environment = environment
+        self._startup_seconds = startup_seconds
+        self._drain_seconds = drain_seconds
+        self._on_change = on_change
+        self._backoff = CrashBackoff()
+        self._command: Command | None = None
+        self._ready_since: float | None = None
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long ago its process was ready for the first time; 0 if it was not yet."""
+        return 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while there is one."""
+        return self._command.pid if self._command else None
+
+    def begin(self) -> None:
+        """Starts it, and starts it again whenever it dies."""
+        self._task = asyncio.create_task(self._run())
+
+    def drain(self, notice_seconds: float = 0.0) -> None:
+        """Lets it finish what runs, and end; after a while in which others can be told."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._set_phase(Phase.DRAINING)
+        if self._command is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(notice_seconds, self._command.terminate)
+            loop.call_later(notice_seconds + self._drain_seconds + _KILL_MARGIN_SECONDS, self.kill)
+
+    def kill(self) -> None:
+        """Ends it at once, for good."""
+        self._stopping.set()
+        if self._command is not None:
+            self._command.kill()
+
+    def is_ready(self, status: int) -> bool:
+        """Whether it serves, by the status of its answer at `ready_path`."""
+        return status == 200
+
+    async def look(self) -> None:
+        """Called about every second while it serves; for subclasses."""
+
+    async def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                returncode = await self._live_once()
+                if self._stopping.is_set():
+                    words = "drained" if returncode == 0 else describe_exit(returncode)
+                    log.info("%s: ended (%s)", self.name, words)
+                else:
+                    await self._after_death(returncode)
+        finally:
+            self._output.close()
+            self._set_phase(Phase.STOPPED)
+            self.ended.set()
+
+    async def _live_once(self) -> int:
+        """From a start to its exit code."""
+        self._ready_since = None
+        self._set_phase(Phase.STARTING)
+        command = await Command.start(self._arguments, self._output, self._environment)
+        self._command = command
+        log.info("%s: starting (pid %d, port %d)", self.name, command.pid, self.port)
+        if self._stopping.is_set():  # told so while it started
+            command.kill()
+        watch = asyncio.create_task(self._watch(command))
+        try:
+            return await command.wait()
+        finally:
+            self._command = None
+            watch.cancel()
+            await asyncio.wait([watch])
+
+    async def _after_death(self, returncode: int) -> None:
+        """Waits until it may start again, which is never if that could not help."""
+        ended = describe_exit(returncode)
+        last_line = next((line for line in reversed(self._output.tail) if line.strip()), "")
+        self.reason = (last_line.removeprefix("Error: ") if returncode > 0 else "") or ended
+        if returncode == EXIT_CONFIGURATION:
+            log.error("%s: cannot work: %s", self.name, self.reason)
+            self._set_phase(Phase.FAILED)
+            await self._stopping.wait()
+            return
+        delay = self._backoff.record_failure(self.ready_seconds)
+        log.error(
+            "%s: ended with %s: %s; starting it again in %g s (failure %d in a row)",
+            *(self.name, ended, self.reason, delay, self._backoff.failures),
+        )
+        self._set_phase(Phase.BACKING_OFF)
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay)
+        except TimeoutError:
+            self.restarts += 1
+
+    async def _watch(self, command: Command) -> None:
+        """Keeps `phase` true while the process lives, and kills it if it hangs."""
+        began = last_answer = time.monotonic()
+        while True:
+            answer = await probe.get(self.port, self.ready_path)
+            now = time.monotonic()
+            if answer is not None:
+                last_answer = now
+                self._note(self.is_ready(answer[0]), now - began)
+            if self._ready_since is None and now - began > self._startup_seconds:
+                log.error("%s: not ready after %g s: killed", self.name, self._startup_seconds)
+                command.kill()
+            elif self._ready_since is not None and now - last_answer > _SILENT_SECONDS:
+                log.error("%s: no answer for %g s: killed", self.name, _SILENT_SECONDS)
+                command.kill()
+            if self._ready_since is None:
+                await asyncio.sleep(_STARTING_POLL_SECONDS)
+            else:
+                await self.look()
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def _note(self, ready: bool, seconds: float) -> None:
+        if self._stopping.is_set():
+            return
+        if ready and self.phase is not Phase.READY:
+            self.reason = ""
+            if self._ready_since is None:
+                self._ready_since = time.monotonic()
+                log.info("%s: ready after %.1f s", self.name, seconds)
+            else:
+                log.info("%s: ready again", self.name)
+            self._set_phase(Phase.READY)
+        elif not ready and self.phase is Phase.READY:
+            log.warning("%s: not ready any more", self.name)
+            self._set_phase(Phase.STARTING)
+
+    def _set_phase(self, phase: Phase) -> None:
+        if phase is not self.phase:
+            self.phase = phase
+            self._on_change()

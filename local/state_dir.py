@@ -1,0 +1,117 @@
+"""Where one `pagelet up` keeps its logs, and how the other commands find it.
+
+`--state-dir`, or else `pagelet/` in `$XDG_STATE_HOME` (`~/.local/state`). The supervisor holds a
+lock in it and writes where its control socket is; that lies in a directory of its own with a short
+path, as unix sockets need.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pagelet.local.log_files import SUFFIX
+
+
+class AlreadyRuns(Exception):
+    """Another supervisor holds the directory."""
+
+
+class Owner(msgspec.Struct, kw_only=True):
+    """Who holds a state directory."""
+
+    pid: int
+    control: str
+    """Path of the control socket."""
+    file: str
+    """The YAML file that is served, as an absolute path."""
+    url: str
+    """Of the router, without a path."""
+
+
+def default_state_dir() -> Path:
+    """Where the state is without `--state-dir`."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "pagelet"
+
+
+class StateDir:
+    """The directory's layout."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+
+    def create(self) -> None:
+        """Makes it, for this user alone: logs may tell what is served."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.logs):
+            folder.chmod(0o700)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Is this process's until the end of the block, however that ends. Raises `AlreadyRuns`."""
+        self.create()
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AlreadyRuns from None
+            self._owner.unlink(missing_ok=True)  # of one that was killed
+            yield
+            self._owner.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+
+    def is_held(self) -> bool:
+        """Whether a supervisor lives."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def write_owner(self, owner: Owner) -> None:
+        """Tells the other commands where to find the supervisor."""
+        write_atomically(self._owner, msgspec.json.encode(owner))
+
+    def owner(self) -> Owner | None:
+        """The supervisor that lives; None if there is none, or it has not come up yet."""
+        if not self.is_held():
+            return None
+        try:
+            return msgspec.json.decode(self._owner.read_bytes(), type=Owner)
+        except FileNotFoundError:
+            return None
+
+    def log_path(self, name: str) -> Path:
+        """A process's log."""
+        return self.logs / f"{name}{SUFFIX}"
+
+    def log_paths(self) -> list[Path]:
+        """All logs, by name; without those that were rotated away."""
+        return sorted(self.logs.glob(f"*{SUFFIX}"))
+
+    @property
+    def _owner(self) -> Path:
+        return self.path / "owner.json"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces a file's content in one step, readable for this user alone."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+    new.replace(path)

@@ -1,0 +1,79 @@
+"""What runs, as the supervisor tells it to the other commands and to its own screen."""
+
+import msgspec
+
+from pagelet.local.probe import Load
+from pagelet.local.rollout import Phase
+
+
+class ServerStatus(msgspec.Struct, kw_only=True):
+    """One process: the router or a replica."""
+
+    id: str
+    phase: Phase
+    pid: int | None
+    """None while it is down."""
+    port: int
+    restarts: int
+    reason: str = ""
+    """Why it is not ready, if it is not just starting."""
+
+
+class ReplicaStatus(ServerStatus, kw_only=True):
+    """One replica."""
+
+    is_current: bool
+    """Whether it is as the file wants it; others are being replaced."""
+    load: Load = Load()
+
+
+class PoolStatus(msgspec.Struct, kw_only=True):
+    """A service, or its canary."""
+
+    name: str
+    model: str
+    """The name that requests use."""
+    wanted: int
+    """How many replicas there shall be."""
+    replicas: list[ReplicaStatus]
+
+    @property
+    def ready(self) -> int:
+        """Replicas that serve."""
+        return sum(replica.phase is Phase.READY for replica in self.replicas)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do but to wait for those that drain."""
+        staying = [r for r in self.replicas if r.phase is not Phase.DRAINING]
+        return len(staying) == self.wanted and all(
+            r.is_current and r.phase is Phase.READY for r in staying
+        )
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """All that one supervisor runs."""
+
+    file: str
+    url: str
+    """Of the router, without a path."""
+    problems: list[str]
+    """Of the file as it is now; what runs is as it was before them."""
+    router: ServerStatus
+    pools: list[PoolStatus]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything is as the file wants it."""
+        return self.router.phase is Phase.READY and all(pool.is_settled for pool in self.pools)
+
+    @property
+    def failures(self) -> list[str]:
+        """What does not get up, and why."""
+        servers: list[ServerStatus] = [self.router]
+        servers += [replica for pool in self.pools for replica in pool.replicas]
+        return [
+            f"{server.id}: {server.reason}"
+            for server in servers
+            if server.phase in (Phase.FAILED, Phase.BACKING_OFF)
+        ]

@@ -1,0 +1,217 @@
+"""The supervisor of local mode: one process that makes a file's services run, and keeps them so."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pagelet.local import control
+from pagelet.local.control import Call, ControlError
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.machine import visible_gpus
+from pagelet.local.pools import Pools
+from pagelet.local.router import Router
+from pagelet.local.state_dir import Owner, StateDir, write_atomically
+from pagelet.local.status import Status
+from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.process.runtime_dir import RuntimeDir
+from pagelet.process.watched import WatchedPath
+from pagelet.protocol.inference_service.load import InvalidServices
+from pagelet.protocol.router import RouterConfig
+
+_TICK_SECONDS = 0.5
+_FILE_REST_SECONDS = 0.3
+_SAME_REQUEST_SECONDS = 0.5
+"""A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
+or a shell both pass it on."""
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs what a file asks for until told to stop."""
+
+    def __init__(
+        self,
+        file: Path,
+        wanted: Wanted,
+        state: StateDir,
+        runtime: RuntimeDir,
+        *,
+        host: str,
+        holder: socket.socket,
+        url: str,
+        replicas: Mapping[str, int],
+        show: Callable[[Status], None],
+    ) -> None:
+        """`holder` holds the router's port. `replicas` are numbers in place of the file's, by the
+        pools' names. `show` gets the status about twice a second."""
+        self._file = file
+        self._watched = WatchedPath(file, check_every=0.0)
+        self._watched.changed()
+        self._file_changed: float | None = None
+        self._wanted = wanted
+        self._problems: list[str] = []
+        self._state = state
+        self._runtime = runtime
+        self._host = host
+        self._holder = holder
+        self._url = url
+        self._show = show
+        self._wake = asyncio.Event()
+        self._gpus = visible_gpus()
+        self._pools = Pools(state, runtime, self._gpus, self._wake.set)
+        self._pools.want(wanted)
+        for pool, count in replicas.items():
+            self._pools.scale(pool, count)
+        self._stop_began: float | None = None
+        self._exit_code = 0
+        self._router: Router
+
+    async def run(self) -> int:
+        """Returns the exit code once everything has ended: 0 after a drain, 128 + the signal's
+        number if it was cut short by a second one."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._handle_signal, number)
+        self._router = Router(
+            self._router_config(),
+            self._runtime.path / "router.json",
+            self._host,
+            self._holder,
+            RotatingLog(self._state.log_path("router")),
+            self._wake.set,
+        )
+        socket_path = self._runtime.file("control")
+        server = await control.listen(socket_path, self._handle)
+        self._state.write_owner(
+            Owner(pid=os.getpid(), control=socket_path, file=str(self._file), url=self._url)
+        )
+        try:
+            self._pools.reconcile()
+            self._router.begin()
+            while self._stop_began is None:
+                await self._tick()
+            await self._end()
+        finally:
+            server.close()
+        return self._exit_code
+
+    async def _tick(self) -> None:
+        try:
+            async with asyncio.timeout(_TICK_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        self._look_at_file()
+        self._pools.reconcile()
+        self._show(self.status())
+
+    def status(self) -> Status:
+        """What runs."""
+        return Status(
+            file=str(self._file),
+            url=self._url,
+            problems=self._problems,
+            router=self._router.status(),
+            pools=self._pools.status(),
+        )
+
+    def _look_at_file(self) -> None:
+        """Applies a changed file once it has been left alone for a moment, so that one that is
+        still being written is not read."""
+        now = time.monotonic()
+        if self._watched.changed():
+            self._file_changed = now
+        elif self._file_changed is not None and now - self._file_changed >= _FILE_REST_SECONDS:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Reads the file again; a broken one changes nothing."""
+        self._file_changed = None
+        try:
+            wanted = read_wanted(self._file, len(self._gpus))
+        except InvalidServices as error:
+            if error.problems != self._problems:
+                log.error("%s\nnothing is changed until the file is right", error)
+            self._problems = error.problems
+            return
+        self._problems = []
+        if wanted != self._wanted:
+            log.info("%s has changed", self._file)
+            self._wanted = wanted
+            self._pools.want(wanted)
+            self._router.configure(self._router_config())
+
+    def _router_config(self) -> RouterConfig:
+        files = {name: str(self._pools.replicas_file(name)) for name in self._wanted.pools}
+        if self._wanted.api_keys is None:
+            return self._wanted.router_config(files, None, None)
+        keys_file = self._runtime.path / "api-keys"
+        write_atomically(keys_file, self._wanted.api_keys)
+        return self._wanted.router_config(files, str(keys_file), str(self._pools.replica_key_file))
+
+    def _handle_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            log.info("SIGHUP ignored: the file is read again whenever it changes")
+        elif self._stop_began is None:
+            log.info("draining; once more to stop at once")
+            self._stop()
+        elif time.monotonic() - self._stop_began >= _SAME_REQUEST_SECONDS:
+            log.warning("stopping at once")
+            self._exit_code = 128 + number
+            self._kill()
+
+    def _stop(self) -> None:
+        if self._stop_began is None:
+            self._stop_began = time.monotonic()
+            self._wake.set()
+
+    def _kill(self) -> None:
+        self._stop()
+        self._router.kill()
+        self._pools.kill()
+
+    async def _end(self) -> None:
+        """The router first: its streams need the replicas."""
+        showing = asyncio.create_task(self._keep_showing())
+        self._router.drain()
+        await self._router.ended.wait()
+        self._pools.drain()
+        await self._pools.wait_ended()
+        showing.cancel()
+
+    async def _keep_showing(self) -> None:
+        while True:
+            self._show(self.status())
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _handle(self, call: Call) -> object:
+        match call.command:
+            case "apply":
+                self._apply()
+                self._pools.reconcile()
+                if self._problems:
+                    raise ControlError("\n".join(self._problems))
+            case "scale":
+                self._scale(call)
+            case "stop":
+                if call.at_once:
+                    self._kill()
+                else:
+                    self._stop()
+        return self.status()
+
+    def _scale(self, call: Call) -> None:
+        try:
+            self._pools.scale(call.pool, call.replicas)
+        except KeyError:
+            names = ", ".join(self._wanted.pools)
+            raise ControlError(f"there is no service {call.pool}; there is {names}") from None
+        log.info("%s: scaled to %d", call.pool, call.replicas)
+        self._pools.reconcile()

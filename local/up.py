@@ -1,0 +1,166 @@
+"""`pagelet up`: checks the file, and has it run here, in the background, or where it runs yet."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pagelet.local import client
+from pagelet.local.control import ControlError
+from pagelet.local.log_files import rotating_handler
+from pagelet.local.machine import visible_gpus
+from pagelet.local.screen import Lines, Screen
+from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir
+from pagelet.local.supervisor import Supervisor
+from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.process.listener import ListenError, reserve, url
+from pagelet.process.logs import TextFormatter
+from pagelet.process.runtime_dir import RuntimeDir
+from pagelet.protocol.inference_service.load import InvalidServices
+
+_POLL_SECONDS = 0.1
+
+log = logging.getLogger("pagelet.local")
+
+
+class UpFailed(Exception):
+    """It does not run; the message says why and what to change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpOptions:
+    """What `pagelet up` is asked for."""
+
+    file: Path
+    host: str
+    port: int
+    state_dir: Path
+    replicas: Sequence[str]
+    """In place of the file's numbers: `NAME=N`, or `N` for a file of one service."""
+
+
+def up(options: UpOptions, console: Console, *, detach: bool) -> int:
+    """Runs what the file asks for; returns the exit code. Raises `UpFailed`."""
+    try:
+        wanted = read_wanted(options.file, len(visible_gpus()))
+    except InvalidServices as error:
+        raise UpFailed(str(error)) from None
+    replicas = _parse_replicas(options.replicas, wanted)
+    state = StateDir(options.state_dir)
+    owner = state.owner()
+    if owner is not None:
+        return _apply(owner, options.file.resolve(), replicas, state, console)
+    if detach:
+        return _in_background(options, state, console)
+    return _here(options, wanted, replicas, state, console)
+
+
+def _here(
+    options: UpOptions, wanted: Wanted, replicas: dict[str, int], state: StateDir, console: Console
+) -> int:
+    """Runs it in this process until it is told to end."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(state.hold())
+            holder = stack.enter_context(reserve(options.host, options.port))
+        except AlreadyRuns:
+            raise UpFailed(f"another `pagelet up` has just started in {state.path}") from None
+        except ListenError as error:
+            raise UpFailed(str(error)) from None
+        runtime = RuntimeDir()
+        stack.callback(runtime.close)
+        _log_to(state.log_path("supervisor"))
+        view = stack.enter_context(Screen(console) if console.is_terminal else Lines(console))
+        log.addHandler(view)
+        supervisor = Supervisor(
+            options.file.resolve(),
+            wanted,
+            state,
+            runtime,
+            host=options.host,
+            holder=holder,
+            url=url(holder, options.host).removesuffix("/v1"),
+            replicas=replicas,
+            show=view.show,
+        )
+        return asyncio.run(supervisor.run())
+
+
+def _in_background(options: UpOptions, state: StateDir, console: Console) -> int:
+    """Starts it as a process of its own session, and waits until all is ready."""
+    state.create()
+    command = [sys.executable, "-P", "-m", "pagelet.cli", "up", "--file", str(options.file)]
+    command += ["--host", options.host, "--port", str(options.port)]
+    command += ["--state-dir", str(options.state_dir)]
+    for count in options.replicas:
+        command += ["--replicas", count]
+    with (state.path / "start-up").open("w+b") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            start_new_session=True,
+        )
+        while state.owner() is None:
+            if process.poll() is not None:
+                output.seek(0)
+                words = output.read().decode(errors="replace").strip()
+                raise UpFailed(words.removeprefix("Error: ") or "it ended at once")
+            time.sleep(_POLL_SECONDS)
+    return _wait(state, console)
+
+
+def _apply(
+    owner: Owner, file: Path, replicas: dict[str, int], state: StateDir, console: Console
+) -> int:
+    """Has the supervisor that runs take the file over."""
+    if owner.file != str(file):
+        raise UpFailed(
+            f"{owner.file} runs here already; end it with `pagelet down`, or give this file a "
+            "--state-dir and a --port of its own"
+        )
+    try:
+        client.apply(state)
+        for pool, count in replicas.items():
+            client.scale(state, pool, count)
+    except (client.NothingRuns, ControlError) as error:
+        raise UpFailed(str(error)) from None
+    return _wait(state, console)
+
+
+def _wait(state: StateDir, console: Console) -> int:
+    try:
+        status = client.wait_settled(state, lambda line: console.print(line, markup=False))
+    except (client.NothingRuns, ControlError) as error:
+        raise UpFailed(f"{error}\n(see `pagelet logs`; `pagelet down` ends it)") from None
+    for pool in status.pools:
+        console.print(f"{pool.name}: {pool.ready} of {pool.wanted} ready at {status.url}/v1")
+    return 0
+
+
+def _parse_replicas(counts: Sequence[str], wanted: Wanted) -> dict[str, int]:
+    parsed = {}
+    for text in counts:
+        name, equals, number = text.rpartition("=")
+        if not equals and len(wanted.pools) == 1:
+            name = next(iter(wanted.pools))
+        if name not in wanted.pools or not number.isdecimal():
+            names = ", ".join(wanted.pools)
+            raise UpFailed(f"--replicas {text}: write NAME=NUMBER with a name of {names}")
+        parsed[name] = int(number)
+    return parsed
+
+
+def _log_to(path: Path) -> None:
+    handler = rotating_handler(path)
+    handler.setFormatter(TextFormatter("supervisor"))
+    logging.getLogger().addHandler(handler)
+    log.setLevel(logging.INFO)

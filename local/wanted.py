@@ -1,0 +1,232 @@
+"""What a file of InferenceServices asks of one machine: pools of replicas, and one router.
+
+Pure but for looking whether a model's folder is there: the supervisor makes it so.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pagelet.protocol.inference_service.commands import agent_arguments, router_config
+from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
+from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
+from pagelet.protocol.inference_service.types import (
+    InferenceService,
+    IntOrPercent,
+    ModelSpec,
+    Revision,
+    RouterSpec,
+    SecretKey,
+)
+from pagelet.protocol.router import Pool, RouterConfig
+
+_OF_EACH_SERVICE = ("replicas", "image", "shared_prefixes", "resources", "pod_template")
+"""Fields of a router's spec that one router for all services can have differently for each, or that
+mean nothing outside of a cluster."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSpec:
+    """Interchangeable replicas of one revision of a service."""
+
+    service: InferenceService
+    revision: Revision
+    environment: Mapping[str, str]
+    """What replicas get beside this process's own environment, such as the token for a hub."""
+    is_guarded: bool
+    """Whether replicas ask for a key that only the router has, as the router asks its clients."""
+
+    @property
+    def name(self) -> str:
+        """The service's, with `-canary` for its second revision."""
+        suffix = "" if self.revision.name == "stable" else f"-{self.revision.name}"
+        return f"{self.service.name}{suffix}"
+
+    @property
+    def replicas(self) -> int:
+        """How many the file asks for."""
+        return self.revision.replicas
+
+    @property
+    def num_ranks(self) -> int:
+        """Engines of a replica, each with a KV cache of its own."""
+        return self.revision.engine.data_parallel_size
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a replica; 0 if it computes on the CPU."""
+        accelerator = self.service.spec.accelerator
+        return accelerator.count if accelerator else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one whenever a running replica is no longer what the file asks for."""
+        arguments = agent_arguments(self.service, self.revision, host="", port=0)
+        parts = [arguments, self.limits(1.0), sorted(self.environment.items()), self.is_guarded]
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]
+
+    def limits(self, share: float) -> list[str]:
+        """Options of `pagelet serve` for a replica on the CPU that has this share of the machine;
+        what the file says in `resources` comes first."""
+        if self.num_gpus:
+            return []
+        resources, ranks = self.service.spec.resources, self.num_ranks
+        arguments = ["--cpu-share", f"{share / ranks:.4f}"]
+        if resources.cpu is not None:
+            threads = max(1, math.floor(parse_quantity(resources.cpu) / ranks))
+            arguments += ["--cpu-threads", str(threads)]
+        if resources.memory is not None:
+            arguments += ["--cpu-memory", str(bytes_of(resources.memory) // ranks)]
+        return arguments
+
+    def surge(self, replicas: int) -> int:
+        """How many replicas may be there beyond `replicas` while they are replaced."""
+        return _resolve(self.service.spec.rollout.max_surge, replicas, math.ceil)
+
+    def unavailable(self, replicas: int) -> int:
+        """How many of `replicas` may be missing meanwhile; 1 if neither may be, as both shares of
+        a small number can round to 0."""
+        rounded = _resolve(self.service.spec.rollout.max_unavailable, replicas, math.floor)
+        return rounded or int(self.surge(replicas) == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """All that a file asks for."""
+
+    services: list[InferenceService]
+    pools: dict[str, PoolSpec]
+    """By their names."""
+    api_keys: bytes | None
+    """The tenants' key file; None asks for no key."""
+
+    def router_config(
+        self,
+        replicas_file: Mapping[str, str],
+        api_keys_file: str | None,
+        replica_api_key_file: str | None,
+    ) -> RouterConfig:
+        """The one router's configuration; `replicas_file` is by the pools' names."""
+        names = {(p.service.name, p.revision.name): name for name, p in self.pools.items()}
+
+        def pool(service: InferenceService, revision: Revision) -> Pool:
+            return Pool(replicas_file=replicas_file[names[service.name, revision.name]])
+
+        return router_config(
+            self.services,
+            pool,
+            api_keys_file=api_keys_file,
+            replica_api_key_file=replica_api_key_file,
+        )
+
+
+def read_wanted(path: Path, num_gpus: int) -> Wanted:
+    """Reads a file for a machine with `num_gpus` GPUs.
+
+    Raises InvalidServices with all that is wrong with it, also for a file that cannot be read.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidServices([f"{path}: cannot be read: {reason}"]) from None
+    manifest = load_manifest(text, str(path))
+    problems = [f"{path}: {problem}" for problem in _problems(manifest, num_gpus)]
+    if problems:
+        raise InvalidServices(problems)
+    keys = manifest.services[0].spec.api_keys
+    pools = [
+        PoolSpec(service, revision, _environment(revision.model, manifest), keys is not None)
+        for service in manifest.services
+        for revision in service.revisions
+    ]
+    wanted = Wanted(
+        manifest.services,
+        {pool.name: pool for pool in pools},
+        _secret(keys, manifest) if keys else None,
+    )
+    try:
+        wanted.router_config(dict.fromkeys(wanted.pools, ""), None, None)
+    except ValueError as error:  # two services of one name
+        raise InvalidServices([f"{path}: {error}"]) from None
+    return wanted
+
+
+def _problems(manifest: Manifest, num_gpus: int) -> Iterator[str]:
+    """What a cluster could do and this machine cannot."""
+    first = manifest.services[0]
+    names: set[str] = set()
+    for service in manifest.services:
+        at = f"{service.name}: spec"
+        spec = service.spec
+        models = [(f"{at}.model", spec.model)]
+        if spec.canary and spec.canary.model:
+            models.append((f"{at}.canary.model", spec.canary.model))
+        for where, model in models:
+            yield from _problems_of_model(where, model, manifest)
+        if spec.accelerator and spec.accelerator.count > num_gpus:
+            yield (
+                f"{at}.accelerator.count: a replica needs {spec.accelerator.count} GPUs and this "
+                f"machine has {num_gpus}; leave accelerator out to compute on the CPU"
+            )
+        if spec.api_keys and _secret(spec.api_keys, manifest) is None:
+            yield _missing_secret(f"{at}.apiKeys", spec.api_keys)
+        if _router(service) != _router(first):
+            yield (
+                f"{at}.router, apiKeys: one router serves all services of a file on one machine, "
+                f"and {first.name} asks for another one; make them equal, or give the service a "
+                "file, a --port and a --state-dir of its own"
+            )
+        pools = {service.name, *([f"{service.name}-canary"] if spec.canary else [])}
+        for name in sorted(pools & names):
+            yield f"{name}: metadata.name: is the name of another service's canary; change it"
+        names |= pools
+
+
+def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iterator[str]:
+    for field, uri in (("uri", model.uri), ("tokenizer", model.tokenizer or "")):
+        if uri.startswith("pvc://"):
+            yield (
+                f"{where}.{field}: {uri} is a volume, which is there in a cluster only; write "
+                "file:///PATH for a folder of this machine"
+            )
+        elif uri.startswith("file://") and not Path(uri.removeprefix("file://")).exists():
+            yield f"{where}.{field}: {uri}: there is no such file or folder on this machine"
+    secret = model.credentials_secret
+    if secret and _secret(secret, manifest) is None:
+        yield _missing_secret(f"{where}.credentialsSecret", secret)
+
+
+def _router(service: InferenceService) -> tuple[RouterSpec, SecretKey | None]:
+    """What of a service's wishes concerns the one router as a whole."""
+    usual = RouterSpec()
+    shared = {field: getattr(usual, field) for field in _OF_EACH_SERVICE}
+    return msgspec.structs.replace(service.spec.router, **shared), service.spec.api_keys
+
+
+def _secret(key: SecretKey, manifest: Manifest) -> bytes | None:
+    return manifest.secrets.get(key.name, {}).get(key.key)
+
+
+def _missing_secret(where: str, key: SecretKey) -> str:
+    return (
+        f"{where}: the file has no Secret {key.name} with an entry {key.key}; add a document of "
+        "kind Secret with it in stringData"
+    )
+
+
+def _environment(model: ModelSpec, manifest: Manifest) -> dict[str, str]:
+    token = _secret(model.credentials_secret, manifest) if model.credentials_secret else None
+    return {} if token is None else {"HF_TOKEN": token.decode().strip()}
+
+
+def _resolve(count: IntOrPercent, of: int, rounding: Callable[[float], int]) -> int:
+    if isinstance(count, int):
+        return count
+    if count.endswith("%"):
+        return rounding(of * int(count.removesuffix("%")) / 100)
+    return int(count)

