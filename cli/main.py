@@ -22,6 +22,7 @@ _COMMANDS = {
     "logs": _Command("pagelet.cli.logs", "Print the logs of what `pagelet up` runs."),
     "scale": _Command("pagelet.cli.scale", "Set the number of replicas of a service."),
     "router": _Command("pagelet.cli.router", "Make several servers one endpoint."),
+    "router": _Command("pagelet.cli.router", "Make several servers one endpoint."),
     "doctor": _Command("pagelet.cli.doctor", "Say what this machine has, and what does not fit."),
     "bench": _Command("pagelet.bench.cli", "Measure the engine and the server."),
     "version": _Command("pagelet.cli.version", "Print the version."),

@@ -86,6 +86,8 @@ class ProxyOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_in_flight: PositiveInt | None = None
     """Most answers in flight a replica before requests wait in the router; default: what the
     replica says that it takes in one step, twice."""
+    max_body_bytes: PositiveInt = 16 << 20
+    """Largest request body; larger ones get 413."""
     drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Most seconds that running requests get to finish after SIGTERM."""
 

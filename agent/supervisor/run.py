@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import resource
 import sys
 from collections.abc import Iterable
 
@@ -18,10 +17,9 @@ from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
 from pagelet.process.managed import Managed
+from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.config import EngineOptions
-
-_MOST_FILES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ def run_server(options: EngineOptions, settings: ServeSettings) -> int:
     """Serves until told to stop; returns the exit code. The last line on stderr says why it could
     not."""
     configure_logging(settings.log_level, settings.log_format, "supervisor")
-    _raise_open_file_limit()
+    raise_open_file_limit()
     try:
         _refuse_what_fails(check_before_serving(options))
         return _supervise(options, settings)
@@ -89,14 +87,6 @@ def _refuse_what_fails(findings: Iterable[Finding]) -> None:
             raise StartError(finding.words, EXIT_CONFIGURATION)
         if finding.status == "warn":
             log.warning(finding.words)
-
-
-def _raise_open_file_limit() -> None:
-    """Each connection takes a file descriptor, and common soft limits are 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _fail(message: str, exit_code: int, settings: ServeSettings) -> int:

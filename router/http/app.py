@@ -1,0 +1,217 @@
+"""The router's HTTP server as an ASGI application.
+
+Plain ASGI: what a framework does for each request costs more than all that is done here.
+"""
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from pagelet.process.disconnect import ClientGone, Receive, run_until_disconnect
+from pagelet.protocol.exposition import CONTENT_TYPE
+from pagelet.protocol.openai.errors import ApiError, retry_after
+from pagelet.protocol.request_id import clean_request_id
+from pagelet.router.http.exchange import Exchange
+from pagelet.router.http.inference import PATHS, Inference
+from pagelet.router.proxy.body import RequestBody
+from pagelet.router.record import RequestRecord
+from pagelet.router.state import RouterState
+from pagelet.router.tenants.tenant import Tenant
+from pagelet.router.tracing import TraceContext
+
+_log = logging.getLogger(__name__)
+_access_log = logging.getLogger("pagelet.access")
+
+_CLIENT_CLOSED_REQUEST: Final = 499
+"""Not an HTTP status: what nginx logs for a client that went away."""
+_MODEL: Final = "/v1/models/"
+_EXPLAIN: Final = "/v1/explain/"
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class RouterApp:
+    """See the module."""
+
+    def __init__(self, state: RouterState) -> None:
+        self.state = state
+        self._open: dict[str, Handler] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+            "/version": self._version,
+        }
+        """For probes and scrapers: no key, and they work in a drain."""
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
+        """ASGI's entry point."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        if (handler := self._open.get(exchange.path)) is not None:
+            try:
+                _check_method(exchange, "GET")
+                await handler(exchange)
+            except ApiError as error:
+                await exchange.answer_error(error)
+            return
+        await self._answer(exchange)
+
+    async def _live(self, receive: Receive, send: Any) -> None:
+        """The state runs as long as the server does."""
+        await receive()
+        async with self.state.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, exchange: Exchange) -> None:
+        trace = TraceContext.receive(
+            exchange.header(b"traceparent"), exchange.header(b"tracestate")
+        )
+        record = RequestRecord(
+            request_id=clean_request_id(exchange.header(b"x-request-id")),
+            trace_id=trace.trace_id,
+            method=exchange.method,
+            path=exchange.path,
+        )
+        exchange.extra_headers.append(("X-Request-Id", record.request_id))
+        self.state.open_request()
+        try:
+            await self._serve(exchange, record, trace)
+        except ClientGone:
+            exchange.status = _CLIENT_CLOSED_REQUEST
+        except ApiError as error:
+            await self._fail(exchange, record, error)
+        except asyncio.CancelledError:
+            # The server ends, and this request took longer than a drain may.
+            message = "The router shut down before the answer was finished."
+            await self._fail(exchange, record, ApiError(503, message))
+        except Exception:
+            _log.exception("a request failed", extra={"request_id": record.request_id})
+            message = "The router had an error while processing your request."
+            await self._fail(exchange, record, ApiError(500, message))
+        finally:
+            self.state.close_request()
+            self._conclude(exchange, record)
+
+    async def _serve(self, exchange: Exchange, record: RequestRecord, trace: TraceContext) -> None:
+        state, path = self.state, exchange.path
+        tenant = state.tenants.identify(exchange.header(b"authorization"))
+        record.tenant = tenant.name
+        if state.draining:
+            raise ApiError(
+                503,
+                "The router is shutting down; send the request again.",
+                code="draining",
+                headers={"Retry-After": retry_after(1.0), "Connection": "close"},
+                reason="draining",
+            )
+        if path in PATHS:
+            _check_method(exchange, "POST")
+            await self._infer(exchange, record, trace, tenant)
+        elif path == "/v1/models":
+            _check_method(exchange, "GET")
+            models = state.models.list_models(tenant)
+            await exchange.answer_json(models.model_dump_json().encode())
+        elif path.startswith(_MODEL):
+            _check_method(exchange, "GET")
+            model = state.models.get_model(path.removeprefix(_MODEL), tenant)
+            await exchange.answer_json(model.model_dump_json().encode())
+        elif path.startswith(_EXPLAIN):
+            _check_method(exchange, "GET")
+            request_id = path.removeprefix(_EXPLAIN)
+            await exchange.answer_json(state.explanations.encode(request_id, tenant))
+        else:
+            message = f"Not Found: {exchange.method} {path[:200]}"
+            raise ApiError(404, message, code="unknown_url")
+
+    async def _infer(
+        self, exchange: Exchange, record: RequestRecord, trace: TraceContext, tenant: Tenant
+    ) -> None:
+        state = self.state
+        state.budget.on_request(time.monotonic())
+        grant = state.limiter.open(tenant)
+        try:
+            exchange.extra_headers += grant.headers()
+            body = RequestBody(await exchange.read_json(state.options.max_body_bytes))
+            if body.request_id is not None:
+                record.request_id = clean_request_id(body.request_id)
+                exchange.extra_headers[0] = ("X-Request-Id", record.request_id)
+            state.explanations.add(record)
+            inference = Inference(state, exchange, record, trace, tenant, grant, body)
+            await run_until_disconnect(exchange.receive, inference.run())
+        finally:
+            grant.close()
+
+    async def _fail(self, exchange: Exchange, record: RequestRecord, error: ApiError) -> None:
+        record.error = error.detail.code or error.detail.type
+        if error.reason is not None:
+            self.state.metrics.on_rejected(error.reason)
+        await exchange.answer_error(error)
+
+    def _conclude(self, exchange: Exchange, record: RequestRecord) -> None:
+        record.status = exchange.status
+        record.seconds = record.elapsed()
+        if exchange.path in PATHS:
+            self.state.metrics.on_finished(record)
+        if not _access_log.isEnabledFor(logging.INFO):
+            return
+        extra: dict[str, object] = {
+            "request_id": record.request_id,
+            "method": record.method,
+            "path": ascii(record.path[:200])[1:-1],
+            "status": record.status,
+            "seconds": round(record.seconds, 6),
+        }
+        for name in ("tenant", "model", "prompt_tokens", "cached_tokens", "completion_tokens"):
+            if value := getattr(record, name):
+                extra[name] = value
+        if record.attempts:
+            extra["replica"] = record.attempts[-1].replica_id
+        for name in ("retries", "resumes", "error"):
+            if value := getattr(record, name):
+                extra[name] = value
+        _access_log.info("request", extra=extra)
+
+    # What probes and scrapers ask.
+
+    async def _health(self, exchange: Exchange) -> None:
+        """200 while the event loop turns."""
+        await exchange.answer_json(b'{"status":"ok"}')
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """200 if requests are welcome and a replica takes them."""
+        if self.state.draining:
+            raise _unavailable("the router is draining")
+        if not self.state.available:
+            raise _unavailable("no replica is ready")
+        await exchange.answer_json(b'{"status":"ready"}')
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        content_type = (b"content-type", CONTENT_TYPE.encode())
+        await exchange.answer(200, self.state.metrics.render(), [content_type])
+
+    async def _version(self, exchange: Exchange) -> None:
+        version = {"version": importlib.metadata.version("pagelet")}
+        await exchange.answer_json(msgspec.json.encode(version))
+
+
+def _check_method(exchange: Exchange, method: str) -> None:
+    if exchange.method != method:
+        raise ApiError(
+            405,
+            f"Method Not Allowed: {exchange.method} {exchange.path[:200]}",
+            code="method_not_allowed",
+            headers={"Allow": method},
+        )
+
+
+def _unavailable(why: str) -> ApiError:
+    return ApiError(503, why, code="unavailable", headers={"Retry-After": retry_after(1.0)})

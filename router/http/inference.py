@@ -1,0 +1,182 @@
+"""A request for a model, from its admission to the last byte of its answer."""
+
+import dataclasses
+import secrets
+from typing import Any, Final
+
+import msgspec
+
+from pagelet.router.http.exchange import Exchange
+from pagelet.router.models import ServedModel
+from pagelet.router.proxy.body import RequestBody
+from pagelet.router.proxy.forward import Forwarding, UpstreamRequest
+from pagelet.router.proxy.headers import from_client
+from pagelet.router.proxy.journal import Journal
+from pagelet.router.queue.waiting_room import Ask, Permit
+from pagelet.router.record import RequestRecord
+from pagelet.router.replicas.replica import Replica
+from pagelet.router.routing.ring import prompt_head
+from pagelet.router.routing.text_hash import estimate_tokens, hash_text
+from pagelet.router.routing.types import RouteRequest
+from pagelet.router.state import RouterState
+from pagelet.router.tenants.limits import Grant
+from pagelet.router.tenants.tenant import Tenant
+from pagelet.router.tokens import CHAT, COMPLETIONS, Prompts
+from pagelet.router.tracing import TraceContext
+from pagelet.router.upstream.connection import Headers
+
+PATHS: Final = frozenset(
+    (
+        *(CHAT, COMPLETIONS, f"{CHAT}/render", f"{COMPLETIONS}/render"),
+        *("/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
+        *("/v1/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify"),
+        *("/tokenize", "/detokenize"),
+    )
+)
+"""Where clients may POST JSON that names a model."""
+_MODEL_OPTIONAL: Final = frozenset(("/tokenize", "/detokenize"))
+_HEAD_BYTES: Final = 1024
+"""Of a prompt's text that the choice among a model's revisions looks at."""
+_SEED_BITS: Final = 63
+
+
+@dataclasses.dataclass(slots=True)
+class Inference:
+    """One request of one tenant."""
+
+    state: RouterState
+    exchange: Exchange
+    record: RequestRecord
+    trace: TraceContext
+    tenant: Tenant
+    grant: Grant
+    body: RequestBody
+
+    async def run(self) -> None:
+        """Answers. Raises `ApiError`."""
+        body, record = self.body, self.record
+        model = self._resolve()
+        record.model, record.stream = model.name, body.stream
+        record.answers = body.n * body.num_prompts
+        session = self.exchange.header(self.state.config.routing.session_header.encode())
+        key = session.encode() if session else body.prompt_text[:_HEAD_BYTES]
+        ref = self.state.models.choose_pool(model, key, self.state.available)
+        pool, tokeniser = self.state.pools[ref], self.state.tokenisers[ref]
+        record.pool = pool.name
+        cost = self.grant.reserve(
+            record.answers, estimate_tokens(body.prompt_text), body.max_tokens
+        )
+        record.note("queued")
+        permit = await pool.room.enter(
+            Ask(
+                tenant=self.tenant.name,
+                cost=cost,
+                weight=self.tenant.limits.weight,
+                priority=body.priority,
+                answers=record.answers,
+            )
+        )
+        record.waited_seconds = permit.waited_seconds
+        try:
+            salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
+            generates = self.exchange.path in (CHAT, COMPLETIONS)
+            if generates:
+                prompts = await tokeniser.tokenise(self.exchange.path, body.data, salt)
+            route = self._route(prompts, salt, session)
+            if (name := self.state.models.upstream_name(model, ref)) != model.asked:
+                body.rename_model(name)
+            resumable = generates and body.stream
+            request = UpstreamRequest(
+                method=self.exchange.method,
+                target=self.exchange.target,
+                headers=self._headers(),
+                body=_Bodies(body, salt, prompts, resumable).body if generates else self._as_it_is,
+                stream=body.stream,
+                journal=Journal(record.answers) if resumable else None,
+            )
+            forwarding = Forwarding(pool, self.state.budget, self.exchange, record, request, route)
+            record.overhead_seconds = record.elapsed() - record.waited_seconds
+            try:
+                await forwarding.run()
+            finally:
+                self._settle(forwarding, permit)
+        finally:
+            permit.release()
+
+    def _resolve(self) -> ServedModel:
+        if self.body.model is None and self.exchange.path in _MODEL_OPTIONAL:
+            models = self.state.models.list_models(self.tenant).data
+            if models:
+                return self.state.models.resolve(models[0].id, self.tenant)
+        return self.state.models.resolve(self.body.require_model(), self.tenant)
+
+    def _route(
+        self, prompts: Prompts | None, salt: str | None, session: str | None
+    ) -> RouteRequest:
+        text = self.body.prompt_text
+        if prompts is None:
+            block_hashes = hash_text(text, (salt or "").encode("utf-8", "surrogatepass"))
+            num_tokens = estimate_tokens(text)
+        else:
+            block_hashes, num_tokens = list(prompts.block_hashes), prompts.num_tokens
+        self.record.prompt_tokens = num_tokens
+        return RouteRequest(
+            request_id=self.record.request_id,
+            block_hashes=block_hashes,
+            num_prompt_tokens=num_tokens,
+            max_tokens=self.body.max_tokens,
+            head=prompt_head(block_hashes, text),
+            session=session,
+            tenant=self.tenant.name,
+        )
+
+    def _headers(self) -> Headers:
+        headers = from_client(self.exchange.headers)
+        headers += self.state.replica_headers
+        headers.append((b"x-request-id", self.record.request_id.encode()))
+        for name, value in self.trace.headers():
+            headers.append((name.encode(), value.encode("latin-1", "replace")))
+        return headers
+
+    def _as_it_is(self, replica: Replica, resume: dict[str, Any] | None) -> bytes:
+        return self.body.data
+
+    def _settle(self, forwarding: Forwarding, permit: Permit) -> None:
+        record, counts = self.record, forwarding.counts
+        if counts.prompt_tokens is not None:
+            record.prompt_tokens = counts.prompt_tokens
+        record.cached_tokens = counts.cached_tokens
+        record.completion_tokens = counts.completion_tokens or 0
+        if self.exchange.status == 200:
+            self.grant.settle(record.prompt_tokens, record.completion_tokens)
+            permit.settle(record.prompt_tokens + record.completion_tokens)
+
+
+class _Bodies:
+    """The bodies of a request that generates, for replicas of either kind."""
+
+    def __init__(
+        self, body: RequestBody, salt: str | None, prompts: Prompts | None, stream: bool
+    ) -> None:
+        self._body = body
+        self._prompts = prompts
+        self._hints: dict[str, Any] = {}
+        if salt is not None:
+            self._hints["cache_salt"] = salt
+        if prompts is not None and prompts.shared_tokens:
+            self._hints["shared_prefix_tokens"] = prompts.shared_tokens
+        if stream:
+            self._hints["journal"] = True
+            self._hints["seed"] = secrets.randbits(_SEED_BITS)
+
+    def body(self, replica: Replica, resume: dict[str, Any] | None) -> bytes:
+        """For a replica, given what a stream has shown."""
+        description = replica.description
+        if description is None:
+            return self._body.data
+        hints = dict(self._hints)
+        if self._prompts is not None and self._prompts.tokenizer == description.tokenizer:
+            hints["prompt_token_ids"] = msgspec.Raw(self._prompts.ids_json)
+        if resume is not None:
+            hints["resume"] = resume
+        return self._body.with_hints(msgspec.json.encode(hints)) if hints else self._body.data

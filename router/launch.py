@@ -1,0 +1,42 @@
+"""How a worker of a router is started by its supervisor."""
+
+import socket
+from typing import Annotated, Literal
+
+import msgspec
+
+from pagelet.process.child import ChildProcess
+from pagelet.protocol.router import RouterConfig
+
+
+class RouterSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The server's side of `pagelet router`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` or `::` for all."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
+    """TCP port; 0 takes a free one."""
+    workers: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Processes that answer on the port."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, for log collectors."""
+
+
+class WorkerLaunch(msgspec.Struct, kw_only=True):
+    """The configuration that `python -m pagelet.router.serve --config-fd N` reads."""
+
+    config: RouterConfig
+    settings: RouterSettings
+    worker: int
+    """Its number, from 0."""
+    listen_fd: int
+    """The inherited listening socket."""
+    counters_fd: int
+    """The inherited table of what tenants use."""
+
+
+def launch_worker(launch: WorkerLaunch, listener: socket.socket) -> ChildProcess:
+    """Starts a worker and returns at once; it reports when it answers requests."""
+    fds = [listener.fileno(), launch.counters_fd]
+    return ChildProcess(["-m", "pagelet.router.serve"], launch, pass_fds=fds)

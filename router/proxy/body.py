@@ -1,0 +1,133 @@
+"""A client's JSON body: what the router needs to know of it, and what replicas get to see."""
+
+from typing import Any, Final
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from pagelet.protocol.openai.errors import ApiError, describe
+
+_ABSENT: Final = msgspec.Raw(b"null")
+"""A field that is null counts as one that is not there."""
+_MOST_ANSWERS = 1 << 16
+
+
+class _Fields(msgspec.Struct):
+    """Left as they are until somebody needs them: a replica says what is wrong with them."""
+
+    model: msgspec.Raw = _ABSENT
+    pagelet: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    stream: msgspec.Raw = _ABSENT
+    n: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
+    max_output_tokens: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    cache_salt: msgspec.Raw = _ABSENT
+    priority: msgspec.Raw = _ABSENT
+    request_id: msgspec.Raw = _ABSENT
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+_any_json = TypeAdapter(Any)
+_any_object = TypeAdapter(dict[str, Any])
+
+
+class RequestBody:
+    """A body that is a JSON object. Fields of a wrong type count as absent here."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises `ApiError` for what is no JSON object, and for a field that is the router's."""
+        try:
+            fields = _decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError):
+            raise _not_an_object(data) from None
+        if fields.pagelet is not msgspec.UNSET:
+            raise _api_error({"type": "extra_forbidden", "loc": ("pagelet",), "msg": ""})
+        self.data = data
+        self._fields = fields
+        self.model: str | None = _decoded(fields.model, str)
+        self.stream: bool = _decoded(fields.stream, bool) or False
+        self.cache_salt: str | None = _decoded(fields.cache_salt, str)
+        self.priority: int = _decoded(fields.priority, int) or 0
+        self.request_id: str | None = _decoded(fields.request_id, str)
+        self.n = min(max(1, _decoded(fields.n, int) or 1), _MOST_ANSWERS)
+
+    def require_model(self) -> str:
+        """The model's name. Raises `ApiError` as a replica would."""
+        if self.model is not None:
+            return self.model
+        kind = "missing" if bytes(self._fields.model) == b"null" else "string_type"
+        message = "Input should be a valid string"
+        raise _api_error({"type": kind, "loc": ("model",), "msg": message})
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Of each answer; None if the request leaves it open."""
+        fields = self._fields
+        for raw in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens):
+            value: int | None = _decoded(raw, int)
+            if value is not None and value > 0:
+                return value
+        return None
+
+    @property
+    def prompt_text(self) -> bytes:
+        """What the request is about, as the client spelled it: prompts that begin alike do so
+        here, too."""
+        fields = self._fields
+        for raw in (fields.messages, fields.prompt, fields.input):
+            if (text := bytes(raw)) != b"null":
+                return text
+        return b""
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of the batch."""
+        raw = bytes(self._fields.prompt).lstrip()
+        if not raw.startswith(b"["):
+            return 1
+        prompts = _decoded(self._fields.prompt, list[msgspec.Raw]) or []
+        if prompts and bytes(prompts[0]).lstrip()[:1] in (b'"', b"["):
+            return len(prompts)
+        return 1
+
+    def rename_model(self, name: str) -> None:
+        """Lets replicas see another name."""
+        fields = msgspec.json.decode(self.data, type=dict[str, msgspec.Raw])
+        fields["model"] = msgspec.Raw(msgspec.json.encode(name))
+        self.data = msgspec.json.encode(fields)
+
+    def with_hints(self, hints: bytes) -> bytes:
+        """The body with the router's own field, `hints` being its JSON."""
+        brace = self.data.index(b"{") + 1
+        comma = b"" if self.data[brace:].lstrip().startswith(b"}") else b","
+        return b"".join((self.data[:brace], b'"pagelet":', hints, comma, self.data[brace:]))
+
+
+def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=type_ | None)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _not_an_object(data: bytes) -> ApiError:
+    """The finding in the words of a replica, whose parser is pydantic's."""
+    for adapter in (_any_json, _any_object):
+        try:
+            adapter.validate_json(data)
+        except ValidationError as error:
+            found: Any = error.errors(include_url=False, include_input=False)[0]
+            return _api_error(found if found["type"] == "json_invalid" else _NO_OBJECT)
+    return _api_error(_NO_OBJECT)
+
+
+_NO_OBJECT = {"type": "model_type", "loc": (), "msg": ""}
+
+
+def _api_error(finding: dict[str, Any]) -> ApiError:
+    detail = describe(finding)
+    return ApiError(400, detail.message, param=detail.param, code=detail.code, reason="invalid")

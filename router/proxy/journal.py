@@ -1,0 +1,131 @@
+"""What a stream has shown so far, told by its replica in comment lines that clients never see.
+
+A replica that is asked for a journal ends its events with lines such as `: tokens 0 345,346`: the
+token ids whose effects are wholly shown once the event is. JSON holds no raw newline, so `\\n: ` is
+never part of an event's data. From the journal another replica can go on where this one broke off.
+"""
+
+import dataclasses
+import re
+from typing import Any, Final
+
+_LINE: Final = re.compile(rb"\n: (begin|tokens|end) (\d+)(?: (\d+(?:,\d+)*))?(?=\r?\n)")
+_CREATED: Final = re.compile(rb'"created":\s*(\d+)')
+_ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class EventSplitter:
+    """Cuts a stream of server-sent events after whole events only."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """The events that are complete with these bytes, perhaps none."""
+        end = data.rfind(b"\n\n")
+        if end >= 0:
+            end += 2
+        elif self._parts and data.startswith(b"\n") and self._parts[-1].endswith(b"\n"):
+            end = 1
+        else:
+            if data:
+                self._parts.append(data)
+            return b""
+        events = data if end == len(data) else data[:end]
+        if self._parts:
+            events = b"".join((*self._parts, events))
+        self._parts = [data[end:]] if end < len(data) else []
+        return events
+
+
+@dataclasses.dataclass(slots=True)
+class _Answer:
+    begun: bool = False
+    token_ids: list[bytes] = dataclasses.field(default_factory=list)
+    """Runs of ids, as the journal spells them."""
+    finished: bool = False
+
+
+class Journal:
+    """The state of one stream, over all replicas that it came from."""
+
+    def __init__(self, num_answers: int) -> None:
+        self._answers = [_Answer() for _ in range(num_answers)]
+        self._created: int | None = None
+        self.num_tokens = 0
+        """Generated so far, all answers together."""
+        self.complete = False
+        """Whether the end of the stream has come."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a client has seen anything."""
+        return self._created is not None
+
+    def strip(self, events: bytes) -> bytes:
+        """Takes in whole events, and returns them as clients see them.
+
+        Raises `StreamFailed` if one of them tells an error: what the events before it show counts,
+        and is in the exception.
+        """
+        error = _ERROR.search(events) if b'{"error":' in events else None
+        if error is not None:
+            before = events[: error.start()]
+            shown = self._take(before + b"\n\n") if before else b""
+            raise StreamFailed(error[1], shown)
+        return self._take(events)
+
+    def resume(self) -> dict[str, Any]:
+        """The state as the field `pagelet.resume` has it."""
+        assert self._created is not None
+        return {
+            "created": self._created,
+            "answers": [
+                {
+                    "begun": answer.begun,
+                    "token_ids": _token_ids(answer.token_ids),
+                    "finished": answer.finished,
+                }
+                for answer in self._answers
+            ],
+        }
+
+    def _take(self, events: bytes) -> bytes:
+        if self._created is None and (match := _CREATED.search(events)):
+            self._created = int(match[1])
+        self.complete = self.complete or events.endswith(_DONE)
+        if b"\n: " not in events:
+            return events
+        parts = _LINE.split(events)
+        # [text, kind, index, ids] again and again, and a last text
+        for kind, index, ids in zip(parts[1::4], parts[2::4], parts[3::4], strict=True):
+            self._note(kind, int(index), ids)
+        return b"".join(parts[::4])
+
+    def _note(self, kind: bytes, index: int, ids: bytes | None) -> None:
+        if index >= len(self._answers):
+            return
+        answer = self._answers[index]
+        if kind == b"tokens" and ids is not None:
+            answer.token_ids.append(ids)
+            self.num_tokens += ids.count(b",") + 1
+        elif kind == b"begin":
+            answer.begun = True
+        elif kind == b"end":
+            answer.finished = True
+
+
+def _token_ids(runs: list[bytes]) -> list[int]:
+    return [int(token_id) for run in runs for token_id in run.split(b",")]
+
+
+class StreamFailed(Exception):
+    """The replica says, in the midst of a stream, that it cannot go on."""
+
+    def __init__(self, error: bytes, shown: bytes) -> None:
+        super().__init__(error.decode(errors="replace"))
+        self.error = error
+        """The event's JSON."""
+        self.shown = shown
+        """Events before it, for the client."""

@@ -1,0 +1,48 @@
+"""Passing on one stream of server-sent events, from one replica after the other."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed
+from pagelet.router.upstream.client import Response
+from pagelet.router.upstream.connection import ConnectionLost, UpstreamError
+
+_END_SECONDS: Final = 1.0
+"""From the last event to the end of the answer, after which its connection can be used again."""
+
+
+async def journaled_events(
+    response: Response, journal: Journal, idle_timeout: float
+) -> AsyncIterator[bytes]:
+    """A replica's events as clients see them, until the stream is complete.
+
+    Raises `StreamFailed` and `UpstreamError`: then the stream can go on from the journal.
+    """
+    splitter = EventSplitter()
+    while True:
+        try:
+            data = await response.read(_END_SECONDS if journal.complete else idle_timeout)
+        except UpstreamError:
+            if journal.complete:
+                return
+            raise
+        if not data:
+            if journal.complete:
+                return
+            raise ConnectionLost("the stream ended without [DONE]", begun=True)
+        events = splitter.feed(data)
+        if not events:
+            continue
+        try:
+            shown = journal.strip(events)
+        except StreamFailed as failure:
+            if failure.shown:
+                yield failure.shown
+            raise
+        yield shown
+
+
+async def plain_events(response: Response, idle_timeout: float) -> AsyncIterator[bytes]:
+    """The bytes of a stream whose server keeps no journal. Raises `UpstreamError`."""
+    while data := await response.read(idle_timeout):
+        yield data

@@ -1,0 +1,170 @@
+"""The replicas of one pool: found, watched, chosen from."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from pagelet.protocol.router import ProxyOptions, RoutingOptions
+from pagelet.router.queue.waiting_room import WaitingRoom
+from pagelet.router.replicas.discovery import Discovery, Endpoint
+from pagelet.router.replicas.prober import Prober
+from pagelet.router.replicas.replica import Replica
+from pagelet.router.routing.fleet import Fleet
+from pagelet.router.routing.types import Decision, RouteRequest
+from pagelet.router.upstream.client import ConnectFailed
+from pagelet.router.upstream.connection import Headers, UpstreamError
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaLeaves(UpstreamError):
+    """The replica was taken out of the pool; what it does is to go on elsewhere."""
+
+
+class ReplicaPool:
+    """Owned by one event loop. `start` and `close` it there."""
+
+    def __init__(
+        self,
+        name: str,
+        discoveries: Sequence[Discovery],
+        routing: RoutingOptions,
+        options: ProxyOptions,
+        headers: Headers,
+        *,
+        on_replica: Callable[[Replica], None],
+    ) -> None:
+        """`headers` authorise the router with the replicas. `on_replica` is called whenever one
+        comes, changes or goes."""
+        self.name = name
+        self.options = options
+        self.fleet = Fleet(routing)
+        self.room = WaitingRoom(size=options.queue_size, timeout=options.queue_timeout)
+        self.replicas: dict[str, Replica] = {}
+        self._headers = headers
+        self._on_replica = on_replica
+        self._discoveries = discoveries
+        self._found: list[Sequence[Endpoint]] = [() for _ in discoveries]
+        self._probers: dict[str, tuple[Prober, asyncio.Task[None]]] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._changed: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """Begins to look for replicas, and after them."""
+        for number, discovery in enumerate(self._discoveries):
+            self._watchers.append(asyncio.create_task(self._watch(number, discovery)))
+
+    async def close(self) -> None:
+        """Ends all that `start` began."""
+        tasks = [*self._watchers, *(task for _, task in self._probers.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in self.replicas.values():
+            replica.upstream.close()
+
+    @property
+    def available(self) -> Collection[str]:
+        """Ids of the replicas that take requests now."""
+        now = time.monotonic()
+        return [r.id for r in self.replicas.values() if r.takes_requests(now)]
+
+    def choose(self, request: RouteRequest, excluded: Collection[str]) -> Decision | None:
+        """The replica for a request; None if there is none for now."""
+        now = time.monotonic()
+        return self.fleet.choose(request, now, excluded=excluded, eligible=self.available)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Until some replica has come, changed or gone, or the time is up."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait((self._changed,), timeout=seconds)
+
+    # What requests tell of replicas.
+
+    def on_success(self, replica: Replica) -> None:
+        """It gave an answer."""
+        replica.breaker.success()
+
+    def on_failure(self, replica: Replica, error: UpstreamError | None = None) -> None:
+        """It gave none, or broke one off."""
+        if isinstance(error, ReplicaLeaves) or replica.health == "gone":
+            return
+        now = time.monotonic()
+        if replica.breaker.failure(now):
+            _log.warning("replica %s fails again and again: no requests for a while", replica.id)
+            self._change_at(replica, replica.breaker.open_until)
+        if isinstance(error, ConnectFailed) and replica.health == "ready":
+            _log.warning("replica %s is unreachable: %s", replica.id, error)
+            replica.health = "unreachable"
+            self._on_change(replica)
+        if replica.id in self._probers:
+            self._probers[replica.id][0].hurry()
+
+    def on_refusal(self, replica: Replica, retry_after: float) -> None:
+        """It takes no requests for so many seconds, as it said."""
+        replica.held_until = max(replica.held_until, time.monotonic() + retry_after)
+        self._change_at(replica, replica.held_until)
+        if replica.id in self._probers:
+            self._probers[replica.id][0].hurry()
+
+    def _change_at(self, replica: Replica, when: float) -> None:
+        self._on_change(replica)
+        delay = when - time.monotonic() + 0.001
+        asyncio.get_running_loop().call_later(delay, self._recheck, replica)
+
+    def _recheck(self, replica: Replica) -> None:
+        if self.replicas.get(replica.id) is replica:
+            self._on_change(replica)
+
+    # What discovery and probes tell.
+
+    async def _watch(self, number: int, discovery: Discovery) -> None:
+        async for endpoints in discovery.watch():
+            self._found[number] = endpoints
+            self._take_set([endpoint for found in self._found for endpoint in found])
+
+    def _take_set(self, endpoints: Sequence[Endpoint]) -> None:
+        wanted = {endpoint.id: endpoint for endpoint in endpoints}
+        for replica in list(self.replicas.values()):
+            if wanted.get(replica.id) != replica.endpoint:
+                self._remove(replica)
+        for endpoint in wanted.values():
+            if endpoint.id not in self.replicas:
+                self._add(endpoint)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        try:
+            replica = Replica.at(endpoint, self.options)
+        except ValueError as error:
+            _log.warning("replica %s is left out: %s", endpoint.id, error)
+            return
+        self.replicas[replica.id] = replica
+        prober = Prober(replica, self._headers, self._on_change)
+        self._probers[replica.id] = prober, asyncio.create_task(prober.run())
+
+    def _remove(self, replica: Replica) -> None:
+        _log.info("replica %s is gone", replica.id)
+        del self.replicas[replica.id]
+        _, task = self._probers.pop(replica.id)
+        task.cancel()
+        replica.health = "gone"
+        self._on_change(replica)
+        replica.upstream.close()
+        if replica.is_pagelet and self.available:
+            # Others can go on with its streams, so that nobody has to wait for its end.
+            replica.upstream.interrupt(ReplicaLeaves("the replica leaves"))
+
+    def _on_change(self, replica: Replica) -> None:
+        if replica.health == "gone":
+            self.fleet.remove(replica.id)
+        elif replica.health != "unknown" and (replica.model_names or replica.is_pagelet):
+            self.fleet.add(replica.id, replica.description, time.monotonic())
+        now = time.monotonic()
+        taking = [r for r in self.replicas.values() if r.takes_requests(now)]
+        self.room.set_capacity(sum(r.capacity for r in taking))
+        self._on_replica(replica)
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None

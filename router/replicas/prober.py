@@ -1,0 +1,133 @@
+"""Asks a replica again and again how it is, and who."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from pagelet.protocol.replica import ReplicaDescription
+from pagelet.router.replicas.replica import Health, Replica
+from pagelet.router.upstream.client import ConnectFailed, UpstreamTimeout
+from pagelet.router.upstream.connection import Headers, UpstreamError
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT: Final = 3.0
+"""For one probe: a busy server may take its time, as long as it answers."""
+_SILENT_PROBES: Final = 2
+"""Probes in a row without an answer that make a replica hung."""
+_LEARN_NAMES_EVERY: Final = 30
+"""Probes of a server of another kind between looks at the names of its models."""
+
+
+class _ModelName(msgspec.Struct):
+    id: str
+
+
+class _ModelNames(msgspec.Struct):
+    data: list[_ModelName]
+
+
+class Prober:
+    """Keeps one replica's health, description and names up to date, until cancelled."""
+
+    def __init__(
+        self, replica: Replica, headers: Headers, on_change: Callable[[Replica], None]
+    ) -> None:
+        """`headers` authorise the router. `on_change` is called after every change, also of what
+        the replica says about its speed."""
+        self._replica = replica
+        self._headers = headers
+        self._on_change = on_change
+        self._soon = asyncio.Event()
+        self._foreign = False
+        self._health_path = "/health"
+        self._probes = 0
+        self._silent = 0
+
+    def hurry(self) -> None:
+        """Probes at once: a request has met with something odd."""
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Probes at the configured interval."""
+        while True:
+            await self._probe()
+            try:
+                async with asyncio.timeout(self._replica.options.health_interval):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+
+    async def _probe(self) -> None:
+        replica = self._replica
+        began = asyncio.get_running_loop().time()
+        before = (replica.health, replica.description, replica.model_names)
+        try:
+            health = await (self._probe_foreign() if self._foreign else self._probe_pagelet())
+            self._silent = 0
+        except ConnectFailed:
+            health = "unreachable"
+        except UpstreamTimeout:
+            self._silent += 1
+            if self._silent < _SILENT_PROBES:
+                return
+            health = "hung"
+        except UpstreamError as error:
+            health = "not ready"
+            _log.debug("probe of replica %s: %s", replica.id, error)
+        if health == "hung":
+            silent_since = began - (_SILENT_PROBES - 1) * _TIMEOUT
+            replica.upstream.interrupt(UpstreamTimeout("the replica is hung"), silent_since)
+        if health != replica.health:
+            level = logging.INFO if health in ("ready", "draining") else logging.WARNING
+            _log.log(level, "replica %s is %s", replica.id, health)
+            replica.health = health
+        if before != (replica.health, replica.description, replica.model_names):
+            self._on_change(replica)
+
+    async def _probe_pagelet(self) -> Health:
+        status, body = await self._get("/v1/replica")
+        if status == 404 and self._replica.description is None:
+            self._foreign = True
+            return await self._probe_foreign()
+        if status != 200:
+            return "not ready"
+        try:
+            description = msgspec.json.decode(body, type=ReplicaDescription)
+        except msgspec.MsgspecError as error:
+            _log.warning("replica %s describes itself wrongly: %s", self._replica.id, error)
+            return "not ready"
+        self._replica.description = description
+        self._replica.model_names = description.served_model_names
+        return "draining" if description.draining else "ready"
+
+    async def _probe_foreign(self) -> Health:
+        """Servers of other kinds have `/health`, or at least the list of their models."""
+        status, _ = await self._get(self._health_path)
+        if status == 404 and self._health_path == "/health":
+            self._health_path = "/v1/models"
+            return await self._probe_foreign()
+        if status != 200:
+            return "not ready"
+        if not self._replica.model_names or self._probes % _LEARN_NAMES_EVERY == 0:
+            status, body = await self._get("/v1/models")
+            if status != 200:
+                return "not ready"
+            try:
+                models = msgspec.json.decode(body, type=_ModelNames)
+            except msgspec.MsgspecError:
+                return "not ready"
+            self._replica.model_names = [model.id for model in models.data]
+        self._probes += 1
+        return "ready"
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        response = await self._replica.upstream.send("GET", path, self._headers, seconds=_TIMEOUT)
+        try:
+            return response.status, await response.read_all(_TIMEOUT)
+        finally:
+            response.close()

@@ -1,0 +1,58 @@
+"""One replica as a router sees it."""
+
+import dataclasses
+from typing import Literal
+
+from pagelet.protocol.replica import ReplicaDescription
+from pagelet.protocol.router import ProxyOptions
+from pagelet.router.replicas.breaker import Breaker
+from pagelet.router.replicas.discovery import Endpoint
+from pagelet.router.upstream.client import Upstream
+
+Health = Literal["unknown", "ready", "not ready", "unreachable", "hung", "draining", "gone"]
+
+_ASSUMED_SEQS = 256
+"""Requests that a server of another kind is thought to take in one step; it does not say."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Replica:
+    """`description` is None for a server that is not Pagelet's, and until it was first reached."""
+
+    endpoint: Endpoint
+    upstream: Upstream
+    breaker: Breaker
+    options: ProxyOptions
+    health: Health = "unknown"
+    description: ReplicaDescription | None = None
+    model_names: list[str] = dataclasses.field(default_factory=list)
+    held_until: float = float("-inf")
+    """When it takes requests again, by its own Retry-After."""
+
+    @classmethod
+    def at(cls, endpoint: Endpoint, options: ProxyOptions) -> "Replica":
+        """Raises `ValueError` if its URL is none."""
+        upstream = Upstream(endpoint.url, options.connect_timeout)
+        return cls(endpoint, upstream, Breaker(options.breaker_failures), options)
+
+    @property
+    def id(self) -> str:
+        """Who it is."""
+        return self.endpoint.id
+
+    @property
+    def is_pagelet(self) -> bool:
+        """Whether it understands what routers say to replicas."""
+        return self.description is not None
+
+    def takes_requests(self, now: float) -> bool:
+        """Whether new requests may go to it."""
+        return self.health == "ready" and now >= self.breaker.open_until and now >= self.held_until
+
+    @property
+    def capacity(self) -> int:
+        """Answers in flight that it is given at most."""
+        if self.options.max_in_flight is not None:
+            return self.options.max_in_flight
+        seqs = _ASSUMED_SEQS if self.description is None else self.description.max_num_seqs
+        return 2 * seqs

@@ -1,0 +1,154 @@
+"""The root of a router's process tree: holds the port, and starts workers again when they die."""
+
+import contextlib
+import functools
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.listener import ListenError, bind, url
+from pagelet.process.logs import configure_logging
+from pagelet.process.managed import Managed
+from pagelet.process.open_files import raise_open_file_limit
+from pagelet.process.proc import describe_exit
+from pagelet.process.signals import SignalQueue
+from pagelet.protocol.router import RouterConfig
+from pagelet.router.launch import RouterSettings, WorkerLaunch, launch_worker
+from pagelet.router.tenants.counters import create_counters
+
+_TICK_SECONDS: Final = 0.5
+_DRAIN_MARGIN_SECONDS: Final = 10.0
+_SAME_REQUEST_SECONDS: Final = 0.5
+"""A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
+or a shell both pass it on."""
+
+log = logging.getLogger(__name__)
+
+
+class _Ended(Exception):
+    """A worker cannot work as it is configured, or keeps crashing."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_router(config: RouterConfig, settings: RouterSettings) -> int:
+    """Routes until told to stop; returns the exit code. The last line on stderr says why it could
+    not."""
+    configure_logging(settings.log_level, settings.log_format, "router supervisor")
+    raise_open_file_limit()
+    try:
+        with contextlib.closing(bind(settings.host, settings.port)) as listener:
+            counters_fd = create_counters(settings.workers)
+            workers = [
+                Managed(
+                    f"router worker {number}",
+                    functools.partial(
+                        launch_worker,
+                        WorkerLaunch(
+                            config=config,
+                            settings=settings,
+                            worker=number,
+                            listen_fd=listener.fileno(),
+                            counters_fd=counters_fd,
+                        ),
+                        listener,
+                    ),
+                )
+                for number in range(settings.workers)
+            ]
+            return _Supervisor(
+                workers, config.proxy.drain_timeout, url(listener, settings.host)
+            ).run()
+    except ListenError as error:
+        return _fail(str(error), EXIT_CONFIGURATION, settings)
+    except _Ended as error:
+        return _fail(str(error), error.exit_code, settings)
+
+
+class _Supervisor:
+    def __init__(self, workers: Sequence[Managed], drain_timeout: float, url: str) -> None:
+        self._workers = workers
+        self._drain_timeout = drain_timeout
+        self._url = url
+        self._announced = False
+        self._drain_began: float | None = None
+        self._exit_code = 0
+
+    def run(self) -> int:
+        with SignalQueue() as signals:
+            try:
+                for worker in self._workers:
+                    worker.start()
+                while self._drain_began is None or any(w.process for w in self._workers):
+                    for number in signals.wait(_TICK_SECONDS):
+                        self._handle_signal(number)
+                    self._reap()
+                    self._tick()
+            finally:
+                for worker in self._workers:
+                    worker.kill()
+                    if worker.process is not None:
+                        worker.reap()
+        return self._exit_code
+
+    def _handle_signal(self, number: int) -> None:
+        if number not in (signal.SIGTERM, signal.SIGINT):
+            return
+        name, now = signal.Signals(number).name, time.monotonic()
+        if self._drain_began is None:
+            seconds = self._drain_timeout
+            log.info("%s: draining, for at most %g s; again to stop at once", name, seconds)
+            self._drain_began = now
+            for worker in self._workers:
+                worker.restart_at = None
+                worker.terminate()
+        elif now - self._drain_began >= _SAME_REQUEST_SECONDS:
+            log.warning("%s again: stopping at once", name)
+            self._exit_code = 128 + number
+            for worker in self._workers:
+                worker.kill()
+
+    def _reap(self) -> None:
+        for worker in self._workers:
+            if worker.process is None or worker.process.poll() is None:
+                continue
+            returncode, failure = worker.reap()
+            ended = f"{worker.name} ended with {describe_exit(returncode)}"
+            if self._drain_began is not None:
+                self._exit_code = self._exit_code or (1 if returncode else 0)
+                log.info(ended)
+            elif returncode == EXIT_CONFIGURATION:
+                raise _Ended(failure or ended, EXIT_CONFIGURATION)
+            elif (delay := worker.record_failure()) is None:
+                raise _Ended(f"{ended}, {worker.failures} times in a row", 1)
+            else:
+                log.error("%s; starting it again in %g s", ended, delay)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._drain_began is not None:
+            if now >= self._drain_began + self._drain_timeout + _DRAIN_MARGIN_SECONDS:
+                for worker in self._workers:
+                    worker.kill()
+            return
+        for worker in self._workers:
+            if worker.restart_at is not None and now >= worker.restart_at:
+                worker.start()
+        ready = [worker.is_ready() for worker in self._workers]
+        if all(ready) and not self._announced:
+            self._announced = True
+            log.info("routing at %s", self._url)
+
+
+def _fail(message: str, exit_code: int, settings: RouterSettings) -> int:
+    if settings.log_format == "json":
+        log.critical(message)
+    else:
+        print(f"Error: {message}", file=sys.stderr)
+    return exit_code

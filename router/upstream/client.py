@@ -1,0 +1,241 @@
+"""A lean HTTP/1.1 client for one server: connections are kept and used again, answers are read as
+they come, and every wait has a bound."""
+
+import asyncio
+import ssl
+import urllib.parse
+from collections import deque
+from collections.abc import Iterable
+
+from pagelet.router.upstream.connection import (
+    Connection,
+    ConnectionLost,
+    Headers,
+    UpstreamError,
+)
+
+_MOST_UNREAD = 256 << 10
+"""Bytes of an answer that wait for a slow client before its server has to wait, too."""
+
+
+class ConnectFailed(UpstreamError):
+    """No connection: nothing was sent."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """The server was silent for too long."""
+
+
+class Response:
+    """An answer whose head has come. Whoever has it must `close` it, however it ends."""
+
+    def __init__(self, upstream: "Upstream", connection: Connection) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self._upstream = upstream
+        self._connection = connection
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._paused = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self.last_activity = self._loop.time()
+        """When something came last, on the event loop's clock."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of a name, which is in lower case."""
+        return next((value for known, value in self.headers if known == name), None)
+
+    async def read(self, seconds: float) -> bytes:
+        """What has come since the last call, at least one byte; empty at the end.
+
+        Raises `ConnectionLost`, or `UpstreamTimeout` after so many seconds of silence.
+        """
+        while not self._chunks:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return b""
+            await self._wait(seconds, "nothing came from the server")
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread = 0
+        if self._paused:
+            self._paused = False
+            self._connection.resume()
+        return data
+
+    async def read_all(self, seconds: float) -> bytes:
+        """The whole body, or what is left of it. Raises as `read` does."""
+        parts = []
+        while data := await self.read(seconds):
+            parts.append(data)
+        return b"".join(parts)
+
+    async def wait_for_head(self, seconds: float) -> None:
+        """Until there is a status. Raises as `read` does."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait(seconds, "the server's answer did not begin")
+
+    def interrupt(self, error: UpstreamError) -> None:
+        """Ends it as if the server had failed; what has come can still be read."""
+        if not self._ended:
+            self._connection.abort()
+            self.on_end(error)
+
+    def close(self) -> None:
+        """Lets go of it. What is still to come is cut off, so that the server can stop."""
+        self._upstream.release(self, self._connection if self._ended else None)
+        if not self._ended:
+            self._connection.abort()
+
+    # Called by the connection.
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        self.last_activity = self._loop.time()
+        self._chunks.append(data)
+        self._unread += len(data)
+        if self._unread > _MOST_UNREAD and not self._paused:
+            self._paused = True
+            self._connection.pause()
+        self._wake()
+
+    def on_end(self, error: Exception | None) -> None:
+        self._ended, self._error = True, error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self, seconds: float, complaint: str) -> None:
+        # asyncio.timeout would cost several times what the rest of a chunk's way does.
+        self._waiter = waiter = self._loop.create_future()
+
+        def expire() -> None:
+            if not waiter.done():
+                waiter.set_exception(UpstreamTimeout(f"{complaint} within {seconds:g} s"))
+
+        timer = self._loop.call_later(seconds, expire)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+class Upstream:
+    """Requests to one server, from one event loop."""
+
+    def __init__(self, base_url: str, connect_timeout: float) -> None:
+        """`base_url` may end with a path, which goes before that of each request. Raises
+        `ValueError` if it is no URL of a server."""
+        url = urllib.parse.urlsplit(base_url if "://" in base_url else f"http://{base_url}")
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+            raise ValueError(
+                f"{base_url!r} is no URL of a server; write it as http://HOST:PORT or https://..."
+            )
+        self.host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._prefix = url.path.rstrip("/").removesuffix("/v1").encode()
+        self._host_line = b"Host: " + url.netloc.rpartition("@")[2].encode("idna") + b"\r\n"
+        self._connect_timeout = connect_timeout
+        self._idle: list[Connection] = []
+        self._open: set[Response] = set()
+        self._closed = False
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes = b"",
+        *,
+        seconds: float,
+    ) -> Response:
+        """Sends a request and waits at most so many seconds until its answer begins. `target` is
+        a path, perhaps with a query; host and length are added to the headers.
+
+        Raises `ConnectFailed`, `ConnectionLost` or `UpstreamTimeout`.
+        """
+        head = [f"{method} ".encode(), self._prefix, target.encode("latin-1"), b" HTTP/1.1\r\n"]
+        head.append(self._host_line)
+        for name, value in headers:
+            head += (name, b": ", value, b"\r\n")
+        if body or method == "POST":
+            head.append(b"Content-Length: %d\r\n" % len(body))
+        head += (b"\r\n", body)
+        request = b"".join(head)
+        lost: ConnectionLost | None = None
+        while True:
+            reused, connection = await self._connection(lost)
+            response = Response(self, connection)
+            self._open.add(response)
+            connection.send(request, response)
+            try:
+                await response.wait_for_head(seconds)
+            except ConnectionLost as error:
+                # A server may close a kept connection just when it is used again. If no new one
+                # can be made either, it was the server's end, perhaps of this very request.
+                response.close()
+                if error.begun or not reused:
+                    raise
+                lost = error
+                self._drop_idle()
+            except BaseException:
+                response.close()
+                raise
+            else:
+                return response
+
+    def interrupt(self, error: UpstreamError, silent_since: float | None = None) -> None:
+        """Ends the answers under way as if the server had failed, or those to which nothing was
+        added after `silent_since`."""
+        for response in list(self._open):
+            if silent_since is None or response.last_activity <= silent_since:
+                response.interrupt(error)
+
+    def release(self, response: Response, connection: Connection | None) -> None:
+        """Forgets an answer, and keeps its connection, if given, for the next request."""
+        if response not in self._open:
+            return
+        self._open.discard(response)
+        if connection is not None and connection.usable and not self._closed:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Closes the connections that are kept, and keeps none from now on."""
+        self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    async def _connection(self, lost: ConnectionLost | None) -> tuple[bool, Connection]:
+        while self._idle:
+            if (connection := self._idle.pop()).usable:
+                return True, connection
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    Connection, self.host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            failure = f"cannot connect within {self._connect_timeout:g} s"
+        except OSError as error:
+            failure = f"cannot connect: {error}"
+        else:
+            return False, connection
+        raise lost or ConnectFailed(failure)

@@ -1,0 +1,160 @@
+"""One HTTP/1.1 connection to a server, with at most one request on it.
+
+Bytes go from the socket to `httptools` (llhttp) and from there straight to a receiver: one core
+must pass on the events of hundreds of streams.
+"""
+
+import asyncio
+import socket
+from typing import Protocol, cast
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamError(Exception):
+    """A server did not answer as it should have."""
+
+
+class ConnectionLost(UpstreamError):
+    """The request was sent, but its answer did not come, or not all of it: the connection was cut,
+    or what came is no HTTP. `begun` tells whether part of an answer had come."""
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
+
+
+class Receiver(Protocol):
+    """Takes an answer as it comes. What it raises ends the request and comes back in `on_end`."""
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        """The status and the headers, their names in lower case."""
+        ...
+
+    def on_body(self, data: bytes) -> None:
+        """The next bytes of the body, without any transfer encoding."""
+        ...
+
+    def on_end(self, error: Exception | None) -> None:
+        """The answer is complete, or will never be. Called exactly once, unless `abort` was."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """See the module. Made by `loop.create_connection`."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._receiver: Receiver | None = None
+        self._open = True
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._begun = self._head_done = self._framed = self._complete = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent on it."""
+        return self._open and self._receiver is None
+
+    def send(self, request: bytes, receiver: Receiver) -> None:
+        """Sends a whole request, of any method but HEAD."""
+        assert self._transport is not None
+        assert self.usable
+        self._receiver = receiver
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers = []
+        self._begun = self._head_done = self._framed = self._complete = False
+        self._transport.write(request)
+
+    def abort(self) -> None:
+        """Closes it at once; the receiver hears nothing more."""
+        self._receiver = None
+        self._open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Reads no more until `resume`, so that a sender faster than we are has to wait."""
+        if self._transport is not None and self._open:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self._transport is not None and self._open:
+            self._transport.resume_reading()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None:  # an answer that nobody asked for
+            self.abort()
+            return
+        self._begun = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            # What a callback raised is wrapped by the parser; it is the receiver's own.
+            cause = error.__context__
+            own = isinstance(error, httptools.HttpParserCallbackError) and cause is not None
+            message = f"malformed HTTP: {error} in {data[:100]!r}"
+            failure = ConnectionLost(message, begun=True)
+            self._finish(cause if own and isinstance(cause, Exception) else failure)
+            return
+        if self._complete:
+            self._open = self._open and self._parser.should_keep_alive()
+            self._finish(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open = False
+        if self._head_done and not self._framed and exc is None:
+            self._finish(None)  # a body without a length ends with the connection
+        else:
+            where = "in the middle of an answer" if self._begun else "before an answer"
+            reason = f"the connection was closed {where}" + (f": {exc}" if exc else "")
+            self._finish(ConnectionLost(reason, begun=self._begun))
+
+    # Called by the parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        if self._head_done:
+            self._open = False  # a second answer to one request: none of it can be trusted
+            return
+        self._head_done = True
+        if status in (204, 304):
+            self._framed = True
+        assert self._receiver is not None
+        self._receiver.on_head(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._head_done:
+            self._complete = True
+        else:  # an interim answer, such as 100 Continue
+            self._headers = []
+
+    def _finish(self, error: Exception | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        if error is not None or not self._open:
+            self._open = False
+            if self._transport is not None:
+                self._transport.abort()
+        if receiver is not None:
+            receiver.on_end(error)
