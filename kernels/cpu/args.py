@@ -20,6 +20,7 @@ class OpKind(IntEnum):
     PAGED_ATTENTION = 6
     SAMPLE = 7
     TOP_LOGPROBS = 8
+    TOKEN_MASK = 9
 
 
 class LinearArgs(ctypes.Structure):
@@ -174,4 +175,16 @@ class TopLogprobsArgs(ctypes.Structure):
         ("logits_stride", I64),
         ("vocab_size", I64),
         ("num_top", I64),
+    )
+
+
+class TokenMaskArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("logits", PTR),
+        ("row_index", PTR),
+        ("words", PTR),
+        ("logits_stride", I64),
+        ("vocab_size", I64),
+        ("num_words", I64),
     )

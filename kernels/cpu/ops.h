@@ -26,6 +26,7 @@ enum OpKind : int32_t {
   kPagedAttention,
   kSample,
   kTopLogprobs,
+  kTokenMask,
   kNumOps
 };
 
@@ -153,6 +154,15 @@ struct TopLogprobsArgs {
   float* logprobs;        // [rows, 1 + num_top]
   int64_t* ranks;         // [rows] of the chosen tokens
   int64_t logits_stride, vocab_size, num_top;
+};
+
+// Sets the logits of tokens whose bit is not set to minus infinity.
+struct TokenMaskArgs {
+  int64_t rows;
+  float* logits;             // [any number of rows, vocab_size]
+  const int64_t* row_index;  // [rows] the row of logits that each mask is for
+  const uint32_t* words;     // [rows, num_words]; tokens beyond them are forbidden
+  int64_t logits_stride, vocab_size, num_words;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

@@ -18,6 +18,7 @@ void kv_write(const KvWriteArgs&, int64_t, ThreadPool&);
 void paged_attention(const PagedAttentionArgs&, int64_t, ThreadPool&);
 void sample(const SampleArgs&, int64_t, ThreadPool&);
 void top_logprobs(const TopLogprobsArgs&, int64_t, ThreadPool&);
+void token_mask(const TokenMaskArgs&, int64_t, ThreadPool&);
 
 namespace {
 
@@ -46,6 +47,7 @@ extern const Tier tier = {
         op<PagedAttentionArgs, paged_attention>,
         op<SampleArgs, sample>,
         op<TopLogprobsArgs, top_logprobs>,
+        op<TokenMaskArgs, token_mask>,
     },
 };
 
