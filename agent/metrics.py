@@ -3,18 +3,11 @@
 import time
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.gc_collector import GCCollector
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
-
 from pagelet.engine.observer import EngineObserver, RequestTimes
+from pagelet.process.own_metrics import ProcessMetrics
 from pagelet.protocol import metrics as names
 from pagelet.protocol.engine import EngineCoreReady, SchedulerStats
 from pagelet.protocol.exposition import Family, Histogram, Scalar, render
-
-_PROCESS_METRICS_AGE = 1.0
-"""Seconds for which process metrics, which are read from /proc, are served again."""
 
 
 class _EngineSeries:
@@ -62,10 +55,7 @@ class Metrics(EngineObserver):
             [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")],
         )
         self._families["vllm:lora_requests_info"].series = [self._lora_info]
-        self._process_registry = CollectorRegistry()
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._process_registry)
-        self._process_text, self._process_time = b"", float("-inf")
+        self._process = ProcessMetrics()
 
     def _add_engine_series(self, metric: names.Metric, index: int, engine: _EngineSeries) -> None:
         if metric.name in ("vllm:cache_config_info", "vllm:lora_requests_info"):
@@ -216,11 +206,7 @@ class Metrics(EngineObserver):
         if self._aliases:
             for engine in self._engines:
                 _copy_aliases(engine)
-        now = time.monotonic()
-        if now - self._process_time > _PROCESS_METRICS_AGE:
-            self._process_text = generate_latest(self._process_registry)
-            self._process_time = now
-        return render(list(self._families.values())) + self._process_text
+        return render(list(self._families.values())) + self._process.render()
 
 
 def _copy_aliases(engine: _EngineSeries) -> None:

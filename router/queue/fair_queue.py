@@ -13,6 +13,7 @@ request of each, however many requests either has queued.
 import dataclasses
 import heapq
 import itertools
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -62,6 +63,11 @@ class FairQueue(Generic[Item]):
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Item]:
+        """All that wait, in no order."""
+        for state in self._tenants.values():
+            yield from (entry.item for _, _, entry in state.entries if entry.queued)
 
     def push(
         self, item: Item, *, tenant: str, weight: float, priority: int, cost: float

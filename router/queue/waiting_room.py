@@ -32,6 +32,8 @@ class Ask:
     priority: int = 0
     """Among its tenant's; as in vLLM, the lowest goes first."""
     answers: int = 1
+    prompt_tokens: float = 0.0
+    """What a replica will have to prefill, for the sake of scaling."""
 
 
 class Permit:
@@ -85,9 +87,19 @@ class WaitingRoom:
         return 0 if self._capacity else len(self._queue)
 
     @property
+    def waiting_prompt_tokens(self) -> float:
+        """Of all that wait."""
+        return sum(waiter.ask.prompt_tokens for waiter in self._queue)
+
+    @property
     def in_flight(self) -> int:
         """Answers for which permits are out."""
         return self._in_flight
+
+    @property
+    def capacity(self) -> int:
+        """Most answers in flight."""
+        return self._capacity
 
     def set_capacity(self, answers: int) -> None:
         """Most answers in flight from now on; 0 while there is no replica."""
