@@ -48,6 +48,17 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
     dropped_request_ids: list[int]
     """State rows to free before anything else: finished, aborted or preempted requests."""
     num_tokens: int
+    constrained: list[int] = []
+    """Which of `scheduled` draw a token that a grammar constrains: the runner waits for their
+    `TokenMasks` before it draws any."""
+
+
+class TokenMasks(msgspec.Struct, array_like=True):
+    """Which tokens a step may draw. They follow the plan, since they depend on the tokens of the
+    step before; the forward pass need not wait for them."""
+
+    words: bytes
+    """For each of the plan's `constrained` a row of int32 words, a bit for each token id."""
 
 
 class SampledToken(msgspec.Struct, array_like=True):

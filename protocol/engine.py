@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.structured import StructuredOutput
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -33,6 +34,8 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="a
     output_token_ids: list[int] = []
     """Tokens that were generated already, before another engine broke off: the request goes on
     after them as after a preemption. Not yet as many as `max_tokens`, and none ends the request."""
+    structured: StructuredOutput | None = None
+    """What the answer must match."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort"):
@@ -80,6 +83,10 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """When the request first left the waiting queue; given with the first output."""
     error: str | None = None
     """Why, if `finish_reason` is "error"."""
+    request_fault: bool = False
+    """Whether the request itself is the reason of the error, so that it would fail again."""
+    ends_in_text: bool = False
+    """Whether a grammar was complete: the last token is text then, and no token that stops."""
 
 
 class BlockResidency(msgspec.Struct, array_like=True):

@@ -8,6 +8,8 @@ from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
 from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
+from pagelet.engine.structured.store import GrammarStore
+from pagelet.engine.structured.vocabulary import make_vocabulary
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
@@ -27,9 +29,14 @@ def build_core(
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error
     max_model_len = context_length(config, options.model.max_model_len)
+    grammars = GrammarStore(
+        lambda: make_vocabulary(config, load_tokenizer(resolve_tokenizer(options, files)))
+    )
+    if options.runner == "model":
+        grammars.preload()  # beside the weights, so that the first grammar need not wait for it
     executor = make_executor(options, files, config, max_model_len, stage, num_real_tokens)
     try:
-        return EngineCore(options, executor, max_model_len)
+        return EngineCore(options, executor, max_model_len, grammars)
     except BaseException:
         executor.close()
         raise

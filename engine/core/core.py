@@ -2,16 +2,20 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from pagelet.engine.core.constrained import ConstrainedRequests
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
 from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.scheduler import Scheduler
 from pagelet.engine.scheduler.speed import MeasuredSpeed
-from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
+from pagelet.engine.structured.answer import ConstrainedAnswer
+from pagelet.engine.structured.backend import GrammarError
+from pagelet.engine.structured.store import GrammarStore
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     EngineCoreOutput,
@@ -29,14 +33,16 @@ _CPU_STEP_SECONDS = 0.1
 class _InFlight:
     """A step that the executor has, and when it took how long."""
 
-    __slots__ = ("began", "ended", "future", "plan")
+    __slots__ = ("began", "ended", "future", "masks", "plan")
 
     def __init__(self, plan: SchedulerOutput, executor: Executor) -> None:
         self.plan = plan
         self.began = time.monotonic()
         self.ended = 0.0
         """0.0 for a moment after the result is there."""
-        self.future = future = executor.execute(plan)
+        self.masks: Future[TokenMasks] | None = Future() if plan.constrained else None
+        """To be fulfilled when all steps before this one have ended."""
+        self.future = future = executor.execute(plan, self.masks)
         future.add_done_callback(self._end)  # called where the step ran, not when it is noticed
 
     def _end(self, _: Future[RunnerOutput]) -> None:
@@ -50,9 +56,15 @@ class EngineCore:
     while this thread still handles the results of the last.
     """
 
-    def __init__(self, options: EngineOptions, executor: Executor, max_model_len: int) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        executor: Executor,
+        max_model_len: int,
+        grammars: GrammarStore | None = None,
+    ) -> None:
         """Raises `ConfigurationError` if the KV cache cannot hold one request of `max_model_len`
-        tokens."""
+        tokens. Without `grammars` no request may have one."""
         cache, scheduler = options.cache, options.scheduler
         self.executor = executor
         self.kv = KVCacheManager(
@@ -75,6 +87,9 @@ class EngineCore:
         self._last_ended = 0.0
         self._speed = MeasuredSpeed()
         self._rejected: list[EngineCoreOutput] = []
+        self.on_wake: Callable[[], None] = lambda: None
+        """Called, from another thread, when there is work where there was none."""
+        self._constrained = ConstrainedRequests(grammars, lambda: self.on_wake())
 
     def _check_room(self, max_model_len: int, step_tokens: int) -> None:
         needed = self.kv.blocks_needed(max_model_len, step_tokens)
@@ -92,12 +107,16 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._in_flight or self._rejected) or self.scheduler.has_unfinished
+        return (
+            bool(self._in_flight or self._rejected)
+            or self.scheduler.has_unfinished
+            or self._constrained.has_compiled
+        )
 
     @property
     def num_unfinished(self) -> int:
         """Requests waiting or running."""
-        return len(self.scheduler.requests)
+        return len(self.scheduler.requests) + len(self._constrained)
 
     @property
     def step_began(self) -> float:
@@ -106,25 +125,64 @@ class EngineCore:
 
     def add(self, request: EngineCoreRequest) -> None:
         """Takes in a request."""
-        rejected = self.scheduler.add(request)
+        if request.structured is not None:
+            self._constrained.add(request)
+            return
+        self._schedule(request, None)
+
+    def _schedule(self, request: EngineCoreRequest, constraint: ConstrainedAnswer | None) -> None:
+        rejected = self.scheduler.add(request, constraint)
         if rejected is not None:
             self._rejected.append(rejected)
+
+    def _take_compiled(self) -> None:
+        """Lets requests run whose grammars have been compiled."""
+        for request, outcome in self._constrained.take_compiled():
+            if isinstance(outcome, GrammarError):
+                self._rejected.append(
+                    EngineCoreOutput(
+                        request.request_id, [], "error", error=str(outcome), request_fault=True
+                    )
+                )
+            elif outcome.finished:  # by tokens that another engine generated
+                self._rejected.append(
+                    EngineCoreOutput(request.request_id, [], "stop", ends_in_text=True)
+                )
+            else:
+                self._schedule(request, outcome)
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests without any further output."""
         self.scheduler.abort(request_ids)
+        self._constrained.abort(request_ids)
 
     def abort_all(self) -> None:
         """Ends all requests, as when nobody is left to hear of them."""
         self.scheduler.abort(list(self.scheduler.requests))
+        self._constrained.abort_all()
 
     def fill(self) -> None:
         """Hands steps to the executor until enough are in flight."""
+        if self._constrained.has_compiled:
+            self._take_compiled()
         while len(self._in_flight) < self._depth:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
             self._in_flight.append(_InFlight(plan, self.executor))
+            if len(self._in_flight) == 1:
+                self._give_masks()
+
+    def _give_masks(self) -> None:
+        """Tells the oldest step in flight which tokens it may draw, as those before it are done."""
+        if not self._in_flight or (masks := self._in_flight[0].masks) is None:
+            return
+        allowed, stuck = self._constrained.masks(self._in_flight[0].plan, self.scheduler.requests)
+        masks.set_result(allowed)
+        for request in stuck:
+            assert request.constraint is not None
+            self._rejected.append(self.scheduler.fault(request, request.constraint.error))
+        self.scheduler.abort([request.request_id for request in stuck])
 
     def step(self) -> EngineCoreOutputs:
         """Waits for the oldest step in flight and returns what it brought. Raises what the executor
@@ -138,10 +196,10 @@ class EngineCore:
             self._in_flight.popleft()
             self._observe(step)
             outputs += self.scheduler.update(step.plan, result)
+            self._give_masks()
             num_tokens = step.plan.num_tokens
-        stats = self.scheduler.take_stats()
+        stats = self._take_stats()
         stats.num_scheduled_tokens = num_tokens
-        self._tell_speed(stats)
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
 
     def _observe(self, step: _InFlight) -> None:
@@ -153,15 +211,17 @@ class EngineCore:
         self._speed.observe(step.plan.num_tokens - decodes, decodes, seconds)
         self._last_ended = ended
 
-    def _tell_speed(self, stats: SchedulerStats) -> None:
+    def _take_stats(self) -> SchedulerStats:
+        stats = self.scheduler.take_stats()
+        stats.num_waiting += len(self._constrained)
+        stats.num_waiting_deferred += len(self._constrained)
         stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second
         stats.decode_step_seconds = self._speed.decode_step_seconds
+        return stats
 
     def idle_stats(self) -> EngineCoreOutputs:
         """The state without a step."""
-        stats = self.scheduler.take_stats()
-        self._tell_speed(stats)
-        return EngineCoreOutputs(time.monotonic(), [], stats)
+        return EngineCoreOutputs(time.monotonic(), [], self._take_stats())
 
     def take_kv_events(self) -> list[KVEvent]:
         """What the prefix cache gained and lost since the last call, if it is recorded."""
@@ -173,4 +233,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Stops the executor."""
+        for step in self._in_flight:
+            if step.masks is not None:
+                step.masks.cancel()  # the step waits for them, and the executor for the step
         self.executor.close()
+        self._constrained.close()

@@ -5,6 +5,7 @@ leave in one write, and reading costs a system call only when there is something
 """
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
@@ -100,6 +101,11 @@ class CoreServer:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._wakes, self._waker = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+        core.on_wake = self._wake
         self._client: Connection | None = None
         self._last_sent = 0.0
         self._step = 0
@@ -128,6 +134,13 @@ class CoreServer:
         if self._client is not None:
             self._client.socket.close()
         self._selector.close()
+        self._wakes.close()
+        self._waker.close()
+
+    def _wake(self) -> None:
+        """Ends the wait for messages, from another thread."""
+        with contextlib.suppress(OSError):  # full, so it wakes already; or closed
+            self._waker.send(b"\0")
 
     def _beat(self, *, waits: bool = False) -> None:
         core = self._core
@@ -154,6 +167,8 @@ class CoreServer:
         for key, mask in self._selector.select(timeout):
             if key.fileobj is self._listener:
                 self._accept()
+            elif key.fileobj is self._wakes:
+                self._wakes.recv(_READ_BYTES)
             elif self._client is not None and key.fileobj is self._client.socket:
                 if mask & selectors.EVENT_WRITE:
                     self._client.flush()
@@ -243,7 +258,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
     )
     info = core.executor.info
     _log.info(
-        "runs in %s on %s, quantization %s; kernels: %s",
+        "runs in %s on %s, KV cache in %s, quantization %s; kernels: %s",
         info.dtype,
         info.device,
         info.quantization,

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from pagelet.engine.kv.spec import KVLayout
-from pagelet.engine.step import RunnerInfo, RunnerOutput, SchedulerOutput
+from pagelet.engine.step import RunnerInfo, RunnerOutput, SchedulerOutput, TokenMasks
 
 
 class Executor(Protocol):
@@ -16,8 +16,13 @@ class Executor(Protocol):
     num_blocks: int
     """Blocks that fit, the null block (id 0) included."""
 
-    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
-        """Queues a step; several may be in flight. The future fails if a worker died."""
+    def execute(
+        self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
+    ) -> Future[RunnerOutput]:
+        """Queues a step; several may be in flight. The future fails if a worker died.
+
+        `masks` is given, and will be fulfilled once the step before has ended, if the plan has
+        `constrained` requests."""
         ...
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pagelet.engine.errors import ExecutorFailed
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 
 
 class InprocExecutor:
@@ -25,20 +25,22 @@ class InprocExecutor:
         self.layout = self._runner.layout
         self.num_blocks = self._runner.num_blocks
 
-    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+    def execute(
+        self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
+    ) -> Future[RunnerOutput]:
         """See `Executor`. The future of a step that raised, and those of all later ones, fail with
         `ExecutorFailed`."""
-        return self._thread.submit(self._step, plan)
+        return self._thread.submit(self._step, plan, None if masks is None else masks.result)
 
     def close(self) -> None:
         """See `Executor`."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _step(self, plan: SchedulerOutput) -> RunnerOutput:
+    def _step(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None) -> RunnerOutput:
         try:
             if self._failure is not None:
                 raise self._failure
-            return self._runner.execute(plan)
+            return self._runner.execute(plan, masks)
         except Exception as error:
             # The state rows may be half updated: nothing later could be trusted.
             self._failure = self._failure or error

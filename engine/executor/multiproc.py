@@ -26,7 +26,7 @@ from pagelet.engine.executor.messages import (
 )
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
-from pagelet.engine.step import RunnerOutput, SchedulerOutput
+from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 from pagelet.process.child import ChildProcess
 from pagelet.process.frames import encode_frame, recv_frame
 from pagelet.process.proc import describe_exit
@@ -94,19 +94,31 @@ class MultiprocExecutor:
         """Process ids, by rank."""
         return [worker.pid for worker in self._workers]
 
-    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
-        """See `Executor`."""
+    def execute(
+        self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
+    ) -> Future[RunnerOutput]:
+        """See `Executor`. Masks are the next frame after their plan: no later plan is sent before
+        the step that they wait for has ended."""
         future: Future[RunnerOutput] = Future()
         with self._lock:
             if self._error is not None:
                 future.set_exception(self._error)
                 return future
             self._pending.append(future)
-        frame = encode_frame(plan)
+        self._send(plan)
+        if masks is not None:
+            masks.add_done_callback(self._send_masks)
+        return future
+
+    def _send(self, message: SchedulerOutput | TokenMasks) -> None:
+        frame = encode_frame(message)
         for sock in self._sockets:
             with contextlib.suppress(OSError):  # the rank is gone, as its reader finds out
                 sock.sendall(frame)
-        return future
+
+    def _send_masks(self, masks: Future[TokenMasks]) -> None:
+        if not masks.cancelled():
+            self._send(masks.result())
 
     def close(self) -> None:
         """See `Executor`. Nothing in a worker needs saving, so it is killed."""

@@ -21,7 +21,7 @@ from pagelet.engine.executor.messages import (
     WorkerReady,
     WorkerStage,
 )
-from pagelet.engine.step import SchedulerOutput
+from pagelet.engine.step import SchedulerOutput, TokenMasks
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import recv_frame, send_frame
 
@@ -55,13 +55,18 @@ def serve(launch: WorkerLaunch, link: ParentLink, sock: socket.socket) -> NoRetu
         link.fail(str(error))
     send_frame(sock, WorkerReady(runner.layout, runner.num_blocks, runner.info))
     decoder = msgspec.msgpack.Decoder(SchedulerOutput)
+    mask_decoder = msgspec.msgpack.Decoder(TokenMasks)
+
+    def receive_masks() -> TokenMasks:
+        return recv_frame(sock, mask_decoder)
+
     while True:
         try:
             plan = recv_frame(sock, decoder)
         except EOFError:
             # Not through the collectives' own shutdown, which waits for ranks that may hang.
             os._exit(0)
-        output = runner.execute(plan)
+        output = runner.execute(plan, receive_masks)
         if launch.rank == 0:
             send_frame(sock, StepResult(output))
 

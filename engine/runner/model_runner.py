@@ -1,5 +1,6 @@
 """Runs steps: state rows, forward pass, sampling."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ from pagelet.engine.runner.cpu_forward import (
 )
 from pagelet.engine.runner.device import choose_device, choose_dtype
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
+from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
     activation_bytes,
     count_blocks,
@@ -39,7 +41,13 @@ from pagelet.engine.runner.memory import (
 from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
-from pagelet.engine.step import RunnerInfo, RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.engine.step import (
+    RunnerInfo,
+    RunnerOutput,
+    SampledToken,
+    SchedulerOutput,
+    TokenMasks,
+)
 from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.protocol.config import EngineOptions, Quantization
 
@@ -137,23 +145,38 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        """Runs one step and returns what it brought, in the plan's order."""
+    def execute(
+        self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
+    ) -> RunnerOutput:
+        """Runs one step and returns what it brought, in the plan's order. `masks` waits for those
+        of a plan with `constrained` requests."""
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
         sampling = np.flatnonzero(inputs.samples)
-        sampled = self._sample(hidden, inputs, sampling) if len(sampling) else None
+        sampled = None
+        if len(sampling):
+            masked = None
+            if plan.constrained:
+                assert masks is not None
+                masked = masked_rows(np.searchsorted(sampling, plan.constrained), masks)
+            sampled = self._sample(hidden, inputs, sampling, masked)
         return _collect(plan, sampling.tolist(), sampled, of_prompts)
 
-    def _sample(self, hidden: torch.Tensor, inputs: StepInputs, sampling: IntArray) -> Sampled:
+    def _sample(
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        sampling: IntArray,
+        masked: Callable[[], MaskedRows] | None,
+    ) -> Sampled:
         """Draws a token for the requests `sampling` (indices in the batch) and writes it to their
         state rows, where the next step finds it."""
         last_tokens = torch.from_numpy(inputs.query_start[1:][sampling] - 1).to(self.device)
         logits = self._compute_logits(hidden[last_tokens])
         rows, positions = inputs.rows[sampling], inputs.seq_lens[sampling]
-        sampled = sample_tokens(logits, self._rows, rows, positions)
+        sampled = sample_tokens(logits, self._rows, rows, positions, masked)
         self._rows.append(rows, positions, sampled.token_ids)
         return sampled
 

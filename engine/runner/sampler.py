@@ -1,12 +1,13 @@
 """From logits to tokens, all rows of a step at once.
 
-The order is vLLM's: raw logprobs, min_tokens, logit_bias, penalties, then greedy or temperature,
-min_p, top_k, top_p and the draw (see `pagelet.kernels.sample`). A row's token depends on its own
-logits, parameters and tokens alone, never on what else is in the batch.
+The order is vLLM's: raw logprobs, min_tokens, logit_bias, penalties, grammars, then greedy or
+temperature, min_p, top_k, top_p and the draw (see `pagelet.kernels.sample`). A row's token depends
+on its own logits, parameters and tokens alone, never on what else is in the batch.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,10 +15,12 @@ import torch
 from pagelet.engine.runner.inputs import to_device
 from pagelet.engine.runner.logits import adjust_logits
 from pagelet.engine.runner.logprobs import token_logprobs
+from pagelet.engine.runner.masks import MaskedRows
 from pagelet.engine.runner.state import IntArray, ParamsArray, RequestRows
 from pagelet.kernels.precision import accumulation_dtype
 from pagelet.kernels.sample import sample
 from pagelet.kernels.sample.random import uniforms
+from pagelet.kernels.token_mask import mask_tokens
 from pagelet.protocol.engine import TokenLogprobs
 
 
@@ -42,13 +45,17 @@ def raw_logits(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def sample_tokens(
-    logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
+    logits: torch.Tensor,
+    rows: RequestRows,
+    row_index: IntArray,
+    positions: IntArray,
+    masked: Callable[[], MaskedRows] | None = None,
 ) -> Sampled:
     """Draws the next token of each row.
 
     logits: [num_rows, vocab_size] float32 or float64, as `raw_logits` gives them; it is changed.
     row_index: [num_rows] state rows; positions: [num_rows], the index in its sequence of
-    the token to be drawn.
+    the token to be drawn; masked: waits for the masks of rows that a grammar constrains.
     """
     params = rows.params[row_index]
     wanted = np.flatnonzero(params["logprobs"] >= 0)
@@ -56,6 +63,8 @@ def sample_tokens(
         wanted_device = to_device(wanted, logits.device)
         raw = logits[wanted_device]
     adjust_logits(logits, rows, row_index, positions)
+    if masked is not None:
+        mask_tokens(logits, *masked())
     token_ids, broken = _draw(logits, params, positions)
     logprobs: dict[int, TokenLogprobs] = {}
     if len(wanted):

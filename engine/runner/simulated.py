@@ -4,8 +4,11 @@ replicas where a router or an autoscaler is studied. Free of torch.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
 
 from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.step import (
@@ -14,6 +17,7 @@ from pagelet.engine.step import (
     RunnerOutput,
     SampledToken,
     SchedulerOutput,
+    TokenMasks,
 )
 from pagelet.protocol.config import SimulatedRunnerOptions
 from pagelet.protocol.engine import TokenLogprobs
@@ -69,12 +73,17 @@ class SimulatedExecutor:
         timed = options.step_seconds or options.token_seconds or options.context_token_seconds
         self._thread = ThreadPoolExecutor(1, "simulated-runner") if timed else None
 
-    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+    def execute(
+        self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
+    ) -> Future[RunnerOutput]:
         """See `Executor`."""
         if self._thread is not None:
-            return self._thread.submit(self._timed_step, plan)
+            return self._thread.submit(self._timed_step, plan, masks)
         future: Future[RunnerOutput] = Future()
-        future.set_result(self._step(plan))
+        if masks is None:
+            future.set_result(self._step(plan, None))
+        else:
+            masks.add_done_callback(lambda masks: _fulfil(future, self._step, plan, masks))
         return future
 
     def close(self) -> None:
@@ -82,9 +91,9 @@ class SimulatedExecutor:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _timed_step(self, plan: SchedulerOutput) -> RunnerOutput:
+    def _timed_step(self, plan: SchedulerOutput, masks: Future[TokenMasks] | None) -> RunnerOutput:
         begun = time.monotonic()
-        result = self._step(plan)
+        result = self._step(plan, masks)
         model = self._options
         context = sum(s.num_computed_tokens + s.num_tokens for s in plan.scheduled)
         seconds = (
@@ -95,21 +104,25 @@ class SimulatedExecutor:
         time.sleep(max(0.0, begun + seconds - time.monotonic()))
         return result
 
-    def _step(self, plan: SchedulerOutput) -> RunnerOutput:
+    def _step(self, plan: SchedulerOutput, masks: Future[TokenMasks] | None) -> RunnerOutput:
         rows = self._rows
+        allowed = {} if masks is None else self._allowed_tokens(plan, masks.result())
         for request_id in plan.dropped_request_ids:
             rows.pop(request_id, None)
         for data in plan.new_requests:
             rows[data.request_id] = _Row(data)
         sampled = []
-        for entry in plan.scheduled:
+        for index, entry in enumerate(plan.scheduled):
             row = rows[entry.request_id]
             end = entry.num_computed_tokens + entry.num_tokens
             result = SampledToken(entry.request_id, [])
             if entry.samples:
                 token = simulated_token(row.last_token, end, row.salt, self._vocab_size)
-                while token in row.forbidden:  # answers are as long as they were asked to be
-                    token = (token + 1) % self._vocab_size
+                if index in allowed:
+                    token = _choose(allowed[index], token, row.forbidden)
+                else:
+                    while token in row.forbidden:  # answers are as long as they were asked to be
+                        token = (token + 1) % self._vocab_size
                 row.last_token = token
                 result.token_ids.append(token)
                 if row.logprobs is not None:
@@ -122,9 +135,38 @@ class SimulatedExecutor:
             sampled.append(result)
         return RunnerOutput(plan.step, sampled)
 
+    def _allowed_tokens(
+        self, plan: SchedulerOutput, masks: TokenMasks
+    ) -> dict[int, npt.NDArray[np.intp]]:
+        """The tokens that each constrained request may draw, by its index in the plan."""
+        octets = np.frombuffer(masks.words, np.uint8).reshape(len(plan.constrained), -1)
+        bits = np.unpackbits(octets, axis=1, bitorder="little")[:, : self._vocab_size]
+        return {
+            index: np.flatnonzero(row) for index, row in zip(plan.constrained, bits, strict=True)
+        }
+
     def _logprobs(self, token: int, count: int) -> TokenLogprobs:
         """As of a distribution that is sure of the token and sees all others alike."""
         others = [other for other in range(count + 1) if other != token][: max(0, count - 1)]
         top = [token, *others][:count]
         logprobs = [0.0 if candidate == token else -9999.0 for candidate in (token, *top)]
         return TokenLogprobs([token, *top], logprobs, 1)
+
+
+def _choose(allowed: npt.NDArray[np.intp], token: int, ends: frozenset[int]) -> int:
+    """An allowed token that depends on `token` alone; one that ends the answer only if it must."""
+    going_on = allowed[~np.isin(allowed, list(ends))]
+    candidates = going_on if len(going_on) else allowed
+    return int(candidates[token % len(candidates)])
+
+
+def _fulfil(
+    future: Future[RunnerOutput],
+    step: Callable[[SchedulerOutput, Future[TokenMasks]], RunnerOutput],
+    plan: SchedulerOutput,
+    masks: Future[TokenMasks],
+) -> None:
+    try:
+        future.set_result(step(plan, masks))
+    except BaseException as error:
+        future.set_exception(error)

@@ -3,6 +3,7 @@
 import enum
 
 from pagelet.engine.kv.block_pool import KVBlock
+from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block, place_extra_keys
 from pagelet.protocol.engine import EngineCoreRequest, TokenLogprobs
 
@@ -28,6 +29,7 @@ class Request:
         "awaited_block",
         "block_hashes",
         "blocks",
+        "constraint",
         "eos_token_ids",
         "external_id",
         "extra_keys",
@@ -65,6 +67,8 @@ class Request:
         self.max_total_tokens = min(self.num_prompt_tokens + limit, max_model_len)
         self.eos_token_ids = frozenset(() if core.params.ignore_eos else core.eos_token_ids)
         self.stop_token_ids = frozenset(core.params.stop_token_ids)
+        self.constraint: ConstrainedAnswer | None = None
+        """Its place in the grammar that its answer must match."""
         self.priority = core.priority
         self.order = order
         self.status = Status.WAITING

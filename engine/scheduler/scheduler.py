@@ -16,7 +16,7 @@ tokens: a sampled token that is still on its way counts as known, since the runn
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
@@ -29,6 +29,7 @@ from pagelet.engine.step import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.protocol.config import SchedulerOptions
 from pagelet.protocol.engine import (
     EngineCoreOutput,
@@ -87,6 +88,7 @@ class Scheduler:
         self._arrivals = 0
         self._step = 0
         self._num_deferred = 0
+        self._num_constrained = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
         self._num_preemptions = 0
@@ -96,8 +98,11 @@ class Scheduler:
         """Whether any request is waiting or running."""
         return bool(self.requests)
 
-    def add(self, core: EngineCoreRequest) -> EngineCoreOutput | None:
-        """Takes in a request; a request that cannot ever run is answered with its error at once."""
+    def add(
+        self, core: EngineCoreRequest, constraint: ConstrainedAnswer | None = None
+    ) -> EngineCoreOutput | None:
+        """Takes in a request; a request that cannot ever run is answered with its error at once.
+        `constraint` is its place in the grammar that its answer must match."""
         request = Request(core, self.max_model_len, self.kv.block_size, self._arrivals)
         self._arrivals += 1
         needed = self.kv.blocks_needed(
@@ -111,6 +116,9 @@ class Scheduler:
                 error=f"prompt and answer of up to {request.max_total_tokens} tokens need {needed} "
                 f"KV blocks but there are {self.kv.pool.num_usable}: lower max_tokens",
             )
+        if constraint is not None:
+            request.constraint = constraint
+            self._num_constrained += 1
         self.requests[core.request_id] = request
         self.waiting.push(request)
         return None
@@ -131,6 +139,7 @@ class Scheduler:
         self._stop_prefilling(request, 0)
         self.kv.free(request)
         del self.requests[request.request_id]
+        self._num_constrained -= request.constraint is not None
         if request.status is Status.RUNNING:
             self._dropped.append(request.request_id)
 
@@ -151,7 +160,16 @@ class Scheduler:
         self._step += 1
         dropped, self._dropped = self._dropped, []
         total = self.options.max_num_batched_tokens - step.tokens_left
-        return SchedulerOutput(self._step, step.new, step.scheduled, dropped, total)
+        constrained = self._constrained(step.scheduled) if self._num_constrained else []
+        return SchedulerOutput(self._step, step.new, step.scheduled, dropped, total, constrained)
+
+    def _constrained(self, scheduled: Sequence[ScheduledRequest]) -> list[int]:
+        """The entries that draw a token which a grammar constrains."""
+        return [
+            index
+            for index, entry in enumerate(scheduled)
+            if entry.samples and self.requests[entry.request_id].constraint is not None
+        ]
 
     def _schedule_running(self, step: "_Step") -> None:
         index, needs_blocks = 0, self.kv.needs_blocks
@@ -402,6 +420,7 @@ class Scheduler:
         accepted: list[int] = []
         reason: FinishReason | None = None
         stop_reason: int | None = None
+        ends_in_text = False
         for token in sampled.token_ids:
             request.token_ids.append(token)
             accepted.append(token)
@@ -410,18 +429,39 @@ class Scheduler:
                     reason = "stop"
                 elif token in request.stop_token_ids:
                     reason, stop_reason = "stop", token
+            if request.constraint is not None:
+                if not request.constraint.accept(token):
+                    return self.fault(request, request.constraint.error)
+                ends_in_text = reason is None and request.constraint.finished
+                reason = "stop" if ends_in_text else reason
             if reason is None and len(request.token_ids) >= request.max_total_tokens:
                 reason = "length"
             if reason is not None:
                 break
         output = EngineCoreOutput(
-            request.request_id, accepted, reason, stop_reason, sampled.logprobs
+            request.request_id,
+            accepted,
+            reason,
+            stop_reason,
+            sampled.logprobs,
+            ends_in_text=ends_in_text,
         )
         if request.num_generated_tokens - request.num_resumed_tokens == len(accepted):
             output.num_cached_tokens = request.num_cached_tokens
             output.scheduled_time = request.scheduled_time
             output.prompt_logprobs = request.prompt_logprobs
         return output
+
+    @staticmethod
+    def fault(request: Request, error: str) -> EngineCoreOutput:
+        """The end of a request whose grammar cannot be followed further."""
+        return EngineCoreOutput(
+            request.request_id,
+            [],
+            "error",
+            error=f"structured output: {error}",
+            request_fault=True,
+        )
 
     @staticmethod
     def _add_prompt_logprobs(

@@ -17,6 +17,7 @@ from pagelet.engine.step import (
     RunnerOutput,
     SampledToken,
     SchedulerOutput,
+    TokenMasks,
 )
 
 VOCAB = 97
@@ -48,7 +49,9 @@ class KVOracleExecutor:
         self.rows: dict[int, tuple[list[int], list[list[int]]]] = {}
         self.num_sampled = 0
 
-    def execute(self, plan: SchedulerOutput) -> Future[RunnerOutput]:
+    def execute(
+        self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
+    ) -> Future[RunnerOutput]:
         for request_id in plan.dropped_request_ids:
             del self.rows[request_id]
         new = {data.request_id: data for data in plan.new_requests}

@@ -1,0 +1,71 @@
+"""Where one answer stands between thinking and its grammar."""
+
+import numpy as np
+
+from pagelet.engine.structured.backend import MaskRow, Matcher
+from pagelet.protocol.structured import Thinking
+
+
+class ConstrainedAnswer:
+    """A matcher, and the thinking that may come before what it matches.
+
+    While the model thinks every token is allowed but those that end the answer. An answer whose
+    prompt does not end in thinking may begin with it, or with the grammar at once.
+    """
+
+    def __init__(
+        self, matcher: Matcher, thinking: Thinking | None, eos_token_ids: list[int]
+    ) -> None:
+        self._matcher = matcher
+        self._thinking = thinking
+        self._eos_token_ids = eos_token_ids
+        self._thinks = thinking is not None and thinking.begun
+        self._may_begin = thinking is not None and not thinking.begun
+        self.error = ""
+        """Why the last call said False."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete and nothing can follow."""
+        return not self._thinks and self._matcher.finished
+
+    def accept(self, token_id: int) -> bool:
+        """Goes on by one token; False if it is not allowed here."""
+        thinking = self._thinking
+        if thinking is not None:
+            if self._thinks:
+                self._thinks = token_id != thinking.end_token_id
+                return True
+            if self._may_begin:
+                self._may_begin = False
+                if token_id == thinking.begin_token_id:
+                    self._thinks = True
+                    return True
+        if self._matcher.accept(token_id):
+            return True
+        self.error = self._matcher.error or "a token does not match the grammar"
+        return False
+
+    def fill(self, row: MaskRow) -> bool:
+        """Writes which tokens may come next; False if none may."""
+        if self._thinks:
+            row.fill(-1)
+            for token_id in self._eos_token_ids:
+                _set_bit(row, token_id, False)
+            return True
+        if not self._matcher.fill(row):
+            self.error = self._matcher.error or "the grammar allows no further token"
+            return False
+        if self._may_begin:
+            assert self._thinking is not None
+            _set_bit(row, self._thinking.begin_token_id, True)
+        return True
+
+
+def _set_bit(row: MaskRow, token_id: int, value: bool) -> None:
+    octets = row.view(np.uint8)
+    bit = np.uint8(1 << token_id % 8)
+    if value:
+        octets[token_id // 8] |= bit
+    else:
+        octets[token_id // 8] &= ~bit

@@ -1,0 +1,71 @@
+"""An engine core's compiled grammars: made in a thread of their own, and shared by content."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from pagelet.engine.structured.backend import Matcher
+from pagelet.engine.structured.compile import Compiler
+from pagelet.engine.structured.vocabulary import Vocabulary
+from pagelet.protocol.structured import Grammar
+
+_MOST_GRAMMARS: Final = 256
+_MOST_SOURCE_BYTES: Final = 16 << 20
+"""Of all grammars kept; what is least recently used goes first."""
+
+
+class GrammarStore:
+    """Call it from one thread. `vocabulary` loads the model's tokens; it runs in the store's own
+    thread, at `preload` or with the first grammar."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._load = vocabulary
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._compiler: Future[Compiler] | None = None
+        self._compiled: OrderedDict[bytes, tuple[Future[Matcher], int]] = OrderedDict()
+        self._size = 0
+
+    def preload(self) -> None:
+        """Begins to load what the first grammar would otherwise wait for."""
+        if self._compiler is None:
+            self._compiler = self._thread.submit(self._make_compiler)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokens; a grammar must have been compiled."""
+        assert self._compiler is not None
+        return self._compiler.result().vocabulary
+
+    def compile(self, grammar: Grammar) -> Future[Matcher]:
+        """A matcher to be forked, perhaps only to come. Fails with `GrammarError`, or with whatever
+        made the vocabulary fail to load."""
+        key = grammar.key
+        found = self._compiled.get(key)
+        if found is not None:
+            self._compiled.move_to_end(key)
+            return found[0]
+        self.preload()
+        future = self._thread.submit(self._compile, grammar)
+        size = len(grammar.source)
+        self._compiled[key] = future, size
+        self._size += size
+        while len(self._compiled) > _MOST_GRAMMARS or (
+            self._size > _MOST_SOURCE_BYTES and len(self._compiled) > 1
+        ):
+            _, (_, dropped) = self._compiled.popitem(last=False)
+            self._size -= dropped
+        return future
+
+    def close(self) -> None:
+        """Ends the thread, once what it is at has ended."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _make_compiler(self) -> Compiler:
+        compiler = Compiler(self._load())
+        compiler.backend("llguidance")
+        return compiler
+
+    def _compile(self, grammar: Grammar) -> Matcher:
+        assert self._compiler is not None
+        return self._compiler.result().compile(grammar)
