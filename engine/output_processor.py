@@ -166,7 +166,7 @@ class OutputProcessor:
 
     def _take(self, answer: _Answer, output: EngineCoreOutput, now: float) -> RequestOutput:
         token_ids = output.new_token_ids
-        text, count = self._text(answer, token_ids, output.finish_reason)
+        text, count = self._text(answer, token_ids, output.finish_reason, output.ends_in_text)
         stopped = answer.stop.matched if answer.stop is not None else None
         if count < len(token_ids):
             token_ids = token_ids[:count]
@@ -189,7 +189,7 @@ class OutputProcessor:
             delta.finish_reason, delta.stop_reason = "stop", stopped
         elif output.finish_reason is not None:
             delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
-            delta.error = output.error
+            delta.error, delta.request_fault = output.error, output.request_fault
         if output.logprobs is not None:
             delta.logprobs = [self._logprobs(entry) for entry in output.logprobs[:count]]
         if output.prompt_logprobs is not None:
@@ -199,7 +199,11 @@ class OutputProcessor:
         return delta
 
     def _text(
-        self, answer: _Answer, token_ids: list[int], finish_reason: FinishReason | None
+        self,
+        answer: _Answer,
+        token_ids: list[int],
+        finish_reason: FinishReason | None,
+        ends_in_text: bool = False,
     ) -> tuple[str, int]:
         """The text that may be shown now, and how many of the tokens the answer keeps."""
         count = len(token_ids)
@@ -207,7 +211,8 @@ class OutputProcessor:
         if detokenizer is None:
             return "", count
         shown: Sequence[int] = token_ids
-        if finish_reason == "stop" and not answer.params.include_stop_str_in_output:
+        stopped = finish_reason == "stop" and not ends_in_text
+        if stopped and not answer.params.include_stop_str_in_output:
             shown = token_ids[:-1]  # the token that stopped it is not part of the text
         if answer.stop is None:
             text = detokenizer.push(shown)

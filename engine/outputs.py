@@ -42,6 +42,8 @@ class RequestOutput:
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     error: str | None = None
+    request_fault: bool = False
+    """Whether the request is the reason of the error, and would fail again."""
 
     def merge(self, later: "RequestOutput") -> None:
         """Takes in the delta that follows, when the reader is slower than the engine."""
@@ -50,7 +52,7 @@ class RequestOutput:
         self.num_generated_tokens = later.num_generated_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
-        self.error = later.error
+        self.error, self.request_fault = later.error, later.request_fault
         if later.logprobs is not None:
             self.logprobs = (self.logprobs or []) + later.logprobs
         if later.prompt_logprobs is not None:

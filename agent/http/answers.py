@@ -127,6 +127,8 @@ def _admit(server: Server, num_answers: int) -> None:
             f"takes at most {bound}. Split it.",
             param="n",
             code="too_many_answers",
+        if output.request_fault:
+            raise InvalidRequest(output.error or "the request cannot be served")
             reason="invalid",
         )
     if not server.admission.admit(num_answers):
