@@ -5,11 +5,15 @@ import hashlib
 import math
 import time
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from pagelet.protocol.openai.errors import ApiError
 from pagelet.protocol.openai.models import Model, ModelList
 from pagelet.protocol.router import ModelRoute
 from pagelet.router.tenants.tenant import Tenant
+
+UNNAMED: Final = "unnamed"
+"""A model that was given no name, before its replicas brought one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class ServedModel:
     asked: str
     """As the client wrote it."""
     name: str
-    """As metrics and logs call it, whichever alias was asked for."""
+    """As metrics and logs call it: `ModelTable.label`."""
     route: int
 
 
@@ -96,10 +100,13 @@ class ModelTable:
             if route is None:
                 raise self._not_found(name, tenant)
             tenant.check_model(name)
-            return ServedModel(name, "", route)
-        names = self._names(route)
-        tenant.check_model(name, *names)
-        return ServedModel(name, names[0], route)
+        else:
+            tenant.check_model(name, *self._names(route))
+        return ServedModel(name, self.label(route), route)
+
+    def label(self, route: int) -> str:
+        """What metrics and logs call a route, whichever of its names was asked for."""
+        return next(iter(self._names(route)), UNNAMED)
 
     def choose_pool(
         self, model: ServedModel, key: bytes, available: Collection[PoolRef]

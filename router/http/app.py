@@ -16,6 +16,7 @@ from pagelet.process.disconnect import ClientGone, Receive, run_until_disconnect
 from pagelet.protocol.exposition import CONTENT_TYPE
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
+from pagelet.router import gauges
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.http.inference import PATHS, Inference
 from pagelet.router.proxy.body import RequestBody
@@ -139,7 +140,7 @@ class RouterApp:
         state.budget.on_request(time.monotonic())
         grant = state.limiter.open(tenant)
         try:
-            exchange.extra_headers += grant.headers()
+            exchange.grant = grant
             body = RequestBody(await exchange.read_json(state.options.max_body_bytes))
             if body.request_id is not None:
                 record.request_id = clean_request_id(body.request_id)
@@ -195,6 +196,7 @@ class RouterApp:
         await exchange.answer_json(b'{"status":"ready"}')
 
     async def _metrics(self, exchange: Exchange) -> None:
+        gauges.refresh(self.state)
         content_type = (b"content-type", CONTENT_TYPE.encode())
         await exchange.answer(200, self.state.metrics.render(), [content_type])
 

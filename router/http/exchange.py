@@ -11,6 +11,7 @@ from pagelet.protocol.openai.http_body import (
     check_media_type,
     too_large,
 )
+from pagelet.router.tenants.limits import Grant
 from pagelet.router.upstream.connection import Headers
 
 
@@ -26,6 +27,8 @@ class Exchange:
         """What to ask a replica for."""
         self.headers: Headers = scope["headers"]
         self.extra_headers: list[tuple[str, str]] = []
+        self.grant: Grant | None = None
+        """What the request took of its tenant's limits, which the answer tells of."""
         self.status = 0
         """Of the answer; 0 until it has begun."""
         self.receive = receive
@@ -60,7 +63,11 @@ class Exchange:
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of an answer whose body follows by `write` and `end`."""
         self.status = status
-        extra = [(name.lower().encode(), value.encode()) for name, value in self.extra_headers]
+        limits = [] if self.grant is None else self.grant.headers()
+        extra = [
+            (name.lower().encode(), value.encode())
+            for name, value in (*self.extra_headers, *limits)
+        ]
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *extra]}
         )

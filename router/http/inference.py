@@ -63,19 +63,21 @@ class Inference:
         ref = self.state.models.choose_pool(model, key, self.state.available)
         pool, tokeniser = self.state.pools[ref], self.state.tokenisers[ref]
         record.pool = pool.name
-        cost = self.grant.reserve(
-            record.answers, estimate_tokens(body.prompt_text), body.max_tokens
-        )
-        record.note("queued")
+        prompt_tokens = estimate_tokens(body.prompt_text)
+        self.grant.reserve(record.answers, prompt_tokens, body.max_tokens)
         permit = await pool.room.enter(
             Ask(
                 tenant=self.tenant.name,
-                cost=cost,
+                cost=self.state.limiter.expected_tokens(
+                    self.tenant.name, record.answers, prompt_tokens, body.max_tokens
+                ),
                 weight=self.tenant.limits.weight,
                 priority=body.priority,
                 answers=record.answers,
+                prompt_tokens=prompt_tokens,
             )
         )
+        record.note("admitted")
         record.waited_seconds = permit.waited_seconds
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None

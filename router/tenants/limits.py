@@ -6,10 +6,10 @@ with what was really read and written; a tenant that used more than was estimate
 """
 
 import time
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 from pagelet.protocol.openai.errors import ApiError, retry_after
-from pagelet.protocol.openai.rate_limits import rate_limit_headers
+from pagelet.protocol.openai.rate_limits import format_duration, rate_limit_headers
 from pagelet.router.tenants.counters import CounterTable, Usage
 from pagelet.router.tenants.tenant import Tenant
 
@@ -21,6 +21,8 @@ _ROUNDING: Final = 1e-6
 """Of a limit: what sums of fractions may be off by, so that waiting as told is enough."""
 _IN_FLIGHT_RETRY: Final = 1.0
 """Seconds after which a client with too many answers in flight may try again."""
+_NEVER: Final = {"x-should-retry": "false"}
+"""What OpenAI's own clients heed."""
 
 Limited = Literal["requests", "tokens"]
 
@@ -33,9 +35,8 @@ class Limiter:
         self._mean_answer: dict[str, float] = {}
 
     def open(self, tenant: Tenant, now: float | None = None) -> "Grant":
-        """Counts one request. Raises 429 if its tenant sends too many.
-
-        Errors carry the headers of the limits, as every answer to the request should."""
+        """Counts one request. Raises 429 if its tenant sends too many, with the headers that else
+        are the grant's."""
         now = time.monotonic() if now is None else now
         grant = Grant(self, self._counters, tenant)
         grant.count_request(now)
@@ -86,7 +87,10 @@ class Grant:
             self._conclude(usage, now)
             used = usage.requests
         if refused and limit is not None:
-            self._refuse_rate("requests", limit, used, 1)
+            error = self._rate_error("requests", limit, used, 1)
+            # There will be no grant to take them from.
+            error.headers = {**(error.headers or {}), **dict(self._headers)}
+            raise error
 
     def reserve(
         self, answers: int, prompt_tokens: int, max_tokens: int | None, now: float | None = None
@@ -108,9 +112,9 @@ class Grant:
                 self._answers, self._reserved = answers, tokens
             self._conclude(usage, now)
         if crowded and most_answers is not None:
-            self._refuse_concurrency(most_answers, in_flight, answers)
+            raise self._concurrency_error(most_answers, in_flight, answers)
         if refused and most_tokens is not None:
-            self._refuse_rate("tokens", most_tokens, used, tokens)
+            raise self._rate_error("tokens", most_tokens, used, tokens)
         return tokens
 
     def settle(self, prompt_tokens: int, generated_tokens: int, now: float | None = None) -> None:
@@ -154,37 +158,33 @@ class Grant:
                 self._headers += rate_limit_headers(what, limit, limit - used, reset)
         usage.expires = now + longest
 
-    def _refuse_rate(self, what: Limited, limit: int, used: float, wanted: float) -> NoReturn:
+    def _rate_error(self, what: Limited, limit: int, used: float, wanted: float) -> ApiError:
         head = (
             f"Rate limit reached for tenant {self._tenant.name!r} on {what} per min: "
             f"Limit {limit}, Used {used:.0f}, Requested {wanted:.0f}."
         )
         if wanted > limit:
             advice = "Ask for fewer max_tokens or send a shorter prompt: it can never be granted."
-            raise self._error(f"{head} {advice}", what, [("x-should-retry", "false")])
+            return _too_many(f"{head} {advice}", what, _NEVER)
         seconds = (used + wanted - limit) * 60 / limit
-        wait = [("Retry-After", retry_after(seconds))]
-        raise self._error(f"{head} Please try again in {seconds:.3f}s.", what, wait)
+        wait = {"Retry-After": retry_after(seconds)}
+        return _too_many(f"{head} Please try again in {format_duration(seconds)}.", what, wait)
 
-    def _refuse_concurrency(self, limit: int, in_flight: int, wanted: int) -> NoReturn:
+    def _concurrency_error(self, limit: int, in_flight: int, wanted: int) -> ApiError:
         head = (
             f"Tenant {self._tenant.name!r} has {in_flight} answers in flight of at most {limit}, "
             f"and this request asks for {wanted}"
         )
         if wanted > limit:
-            extra = [("x-should-retry", "false")]
-            raise self._error(f"{head}: lower n or send fewer prompts.", "requests", extra)
-        wait = [("Retry-After", retry_after(_IN_FLIGHT_RETRY))]
-        raise self._error(f"{head}: try again when one has ended.", "requests", wait)
+            return _too_many(f"{head}: lower n or send fewer prompts.", "requests", _NEVER)
+        wait = {"Retry-After": retry_after(_IN_FLIGHT_RETRY)}
+        return _too_many(f"{head}: try again when one has ended.", "requests", wait)
 
-    def _error(self, message: str, what: Limited, extra: list[tuple[str, str]]) -> ApiError:
-        return ApiError(
-            429,
-            message,
-            code="rate_limit_exceeded",
-            headers=dict(self._headers + extra),
-            reason=f"{what}_limit",
-        )
+
+def _too_many(message: str, what: Limited, headers: dict[str, str]) -> ApiError:
+    return ApiError(
+        429, message, code="rate_limit_exceeded", headers=headers, reason=f"{what}_limit"
+    )
 
 
 def _left(used: float, limit: int | None, elapsed: float) -> float:

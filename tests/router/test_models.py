@@ -56,7 +56,8 @@ def test_replicas_bring_names_and_the_names_outlive_them():
     pool = PoolRef(0, 0)
     assert sorted(names(table)) == ["alias", "given"]
     held = table.resolve("whatever", ANONYMOUS)
-    assert (held.route, held.name) == (0, "")
+    assert (held.route, held.name) == (0, "alias")
+    assert ModelTable([route()]).label(0) == "unnamed"
     assert table.upstream_name(held, pool) == "whatever"
     table.learn(pool, "r1", ["llama", "llama-8b"], 4096)
     table.learn(pool, "r2", ["llama"], 2048)

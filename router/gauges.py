@@ -1,0 +1,55 @@
+"""What metrics show of a router as it is now."""
+
+import time
+
+from pagelet.router.metrics import PoolView, ServerView
+from pagelet.router.replicas.pool import ReplicaPool
+from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE
+from pagelet.router.state import RouterState
+
+
+def refresh(state: RouterState) -> None:
+    """Brings the gauges of `state.metrics` up to date."""
+    state.metrics.set_pools(
+        view_pool(state.models.label(ref.route), pool) for ref, pool in state.pools.items()
+    )
+    state.metrics.set_server(
+        ServerView(
+            draining=state.draining,
+            open_requests=state.open_requests,
+            tenants=state.tenants.num_tenants,
+            keys_file_broken=state.tenants.broken,
+        )
+    )
+
+
+def view_pool(model: str, pool: ReplicaPool) -> PoolView:
+    """A pool as it is now, also one without a replica."""
+    now, room = time.monotonic(), pool.room
+    view = PoolView(
+        model=model,
+        pool=pool.name,
+        waiting_requests=room.num_waiting,
+        held_requests=room.num_held,
+        waiting_prompt_tokens=room.waiting_prompt_tokens,
+        inflight_answers=room.in_flight,
+        capacity_answers=room.capacity,
+        index_blocks=pool.fleet.num_index_blocks,
+    )
+    ready = set()
+    for replica in pool.replicas.values():
+        shown = str(replica.health)
+        if replica.takes_requests(now):
+            ready.add(replica.id)
+        elif replica.health == "ready":
+            shown = "ejected"
+        view.replicas[shown] = view.replicas.get(shown, 0) + 1
+    rate = 0.0
+    for replica_state in pool.fleet.states(now):
+        view.inflight_uncached_prefill_tokens += replica_state.pending_prefill_tokens
+        view.replicas_with_events += replica_state.sends_events
+        if replica_state.replica_id in ready:
+            rate += replica_state.prefill_tokens_per_second
+    tokens = view.inflight_uncached_prefill_tokens + view.waiting_prompt_tokens
+    view.backlog_seconds = tokens / (rate or DEFAULT_PREFILL_RATE)
+    return view
