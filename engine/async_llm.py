@@ -21,6 +21,7 @@ from pagelet.engine.observer import EngineObserver
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import EngineDead, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
+from pagelet.engine.resume import AnswerSoFar
 from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
@@ -233,9 +234,12 @@ class AsyncLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        shared_prefix_tokens: int = 0,
         add_special_tokens: bool = True,
+        so_far: Sequence[AnswerSoFar] | None = None,
     ) -> RequestStream:
-        """Starts the answers to a prompt.
+        """Starts the answers to a prompt, or goes on with those that another engine began: the
+        deltas are then what is missing of them.
 
         Raises `InvalidRequest` if the request cannot be served as it is, and `EngineDead` if no
         engine core is there.
@@ -250,20 +254,29 @@ class AsyncLLM:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            shared_prefix_tokens=shared_prefix_tokens,
             arrival_time=arrival,
+            so_far=so_far,
         )
+        wanted = [
+            (index, request)
+            for index, request in enumerate(requests)
+            if so_far is None or not so_far[index].finished
+        ]
         engine = self._least_loaded()
-        stream = RequestStream(len(requests), self._abort_stream)
+        stream = RequestStream(len(wanted), self._abort_stream)
         stream.engine_index = engine.client.engine_index
         stream.num_prompt_tokens = len(token_ids)
-        engine.streams.add(stream)
-        for index, request in enumerate(requests):
+        for index, request in wanted:
             request.request_id = next(self._ids)
-            stream.request_ids.append(request.request_id)
-            self._outputs.register(
+            goes_on = self._outputs.register(
                 request, stream.put, index=index, engine_index=stream.engine_index
             )
-            engine.client.send(request)
+            if goes_on:
+                stream.request_ids.append(request.request_id)
+                engine.client.send(request)
+        if stream.request_ids:
+            engine.streams.add(stream)
         return stream
 
     def _least_loaded(self) -> _Engine:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.engine.outputs import Logprob, PositionLogprobs, RequestOutput
+from pagelet.engine.resume import end_of
 from pagelet.protocol.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -83,8 +84,11 @@ class OutputProcessor:
 
     def register(
         self, request: EngineCoreRequest, sink: Sink, *, index: int = 0, engine_index: int = 0
-    ) -> None:
-        """From now on `sink` gets the deltas of this request, answer `index` of its prompt."""
+    ) -> bool:
+        """From now on `sink` gets the deltas of this request, answer `index` of its prompt.
+
+        Returns whether there is anything to generate: tokens that the request comes with may end it
+        already, and then `sink` has got its last delta."""
         assert request.request_id not in self._answers, "request ids must be unique"
         params = request.params
         detokenizer = (
@@ -95,7 +99,7 @@ class OutputProcessor:
             if params.stop
             else None
         )
-        self._answers[request.request_id] = _Answer(
+        answer = self._answers[request.request_id] = _Answer(
             request.request_id,
             index,
             engine_index,
@@ -106,6 +110,24 @@ class OutputProcessor:
             len(request.prompt_token_ids),
             request.arrival_time,
         )
+        return self._resume(answer, request) if request.output_token_ids else True
+
+    def _resume(self, answer: _Answer, request: EngineCoreRequest) -> bool:
+        """Takes in the tokens that the request comes with, whose text was passed on."""
+        token_ids, end = request.output_token_ids, end_of(request)
+        shows_last = end is None or end[0] != "stop" or answer.params.include_stop_str_in_output
+        self._text(answer, token_ids if shows_last else token_ids[:-1], None)
+        answer.num_generated = len(token_ids)
+        stopped = answer.stop.matched if answer.stop is not None else None
+        if stopped is None and end is None:
+            return True
+        delta = answer.delta("" if stopped is not None else self._flush(answer), [])
+        if answer.stop is not None and answer.stop.matched is not None:
+            delta.finish_reason, delta.stop_reason = "stop", answer.stop.matched
+        elif end is not None:
+            delta.finish_reason, delta.stop_reason = end
+        self._end(answer, delta)
+        return False
 
     def process(self, outputs: EngineCoreOutputs) -> list[int]:
         """Hands out the deltas of a step. Returns the requests that ended here with a stop string

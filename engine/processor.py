@@ -14,11 +14,13 @@ import msgspec
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.resume import AnswerSoFar
 from pagelet.engine.sampling_request import RequestedSampling, SamplingBuilder
 from pagelet.engine.source import ModelFiles
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.sampling import SamplingParams
 from pagelet.text.chat_template import ChatTemplate
 from pagelet.text.prompts import PromptEncoder
 from pagelet.text.tokenizer import Tokenizer, check_unicode
@@ -84,12 +86,15 @@ class Processor:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        shared_prefix_tokens: int = 0,
         arrival_time: float = 0.0,
+        so_far: Sequence[AnswerSoFar] | None = None,
     ) -> list[EngineCoreRequest]:
         """One engine request for each of the `n` answers, their `request_id`s still to be given.
 
         The first answer has the seed that was asked for, and the others seeds that follow from it;
-        without one, each gets fresh entropy. Raises InvalidRequest.
+        without one, each gets fresh entropy. `so_far` are the answers that another engine began.
+        Raises InvalidRequest.
         """
         prompt = list(prompt_token_ids)
         room = self._check_prompt(prompt, sampling.max_tokens)
@@ -98,7 +103,9 @@ class Processor:
             raise InvalidRequest("priority must fit in 32 bits (signed)", "priority")
         if cache_salt is not None:
             _check_cache_salt(cache_salt)
-        return [
+        if so_far is not None:
+            self._check_so_far(so_far, params)
+        requests = [
             EngineCoreRequest(
                 request_id=0,
                 external_id=request_id,
@@ -108,9 +115,31 @@ class Processor:
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=cache_salt,
+                shared_prefix_tokens=shared_prefix_tokens,
             )
             for index in range(params.n)
         ]
+        for request, answer in zip(requests, so_far or (), strict=False):
+            request.output_token_ids = answer.token_ids
+            if answer.begun:
+                request.params.prompt_logprobs = None  # they were passed on
+        return requests
+
+    def _check_so_far(self, so_far: Sequence[AnswerSoFar], params: SamplingParams) -> None:
+        assert params.max_tokens is not None
+        if len(so_far) != params.n:
+            raise InvalidRequest(
+                f"{len(so_far)} answers of a prompt are to be resumed, but it has {params.n}",
+                "pagelet",
+            )
+        for answer in so_far:
+            if len(answer.token_ids) > params.max_tokens:
+                raise InvalidRequest(
+                    f"an answer of {len(answer.token_ids)} tokens is to be resumed, but max_tokens "
+                    f"is {params.max_tokens}",
+                    "pagelet",
+                )
+            self.prompts.check_token_ids("pagelet", answer.token_ids)
 
     def _check_prompt(self, prompt: list[int], max_tokens: int | None) -> int:
         """How many tokens may follow the prompt."""

@@ -8,10 +8,12 @@ from pagelet.agent.http.server import Server
 from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
+from pagelet.engine.resume import AnswerSoFar
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.openai.generation import GenerationRequest
+from pagelet.protocol.openai.routing import Resume, RouterHints
 
 _QUEUE_FREE_IN = 1.0
 _MERGED_BACKLOG = 64
@@ -42,6 +44,11 @@ class Answers:
         self._generated: dict[tuple[int, int], int] = {}
         self._prompt_only = prompt_only
 
+    @property
+    def num_choices(self) -> int:
+        """Of the whole response: n for each prompt."""
+        return len(self._streams) * self._num_answers
+
     async def start(
         self,
         prompts: Sequence[Prompt],
@@ -56,6 +63,10 @@ class Answers:
                 "(scheduler policy 'fcfs').",
                 "priority",
             )
+        hints = body.pagelet or RouterHints()
+        if hints.seed is not None and sampling.seed is None:
+            sampling.seed = hints.seed
+        so_far = None if hints.resume is None else self._so_far(hints.resume)
 
         async def start_one(number: int, prompt: Prompt) -> None:
             self._streams[number] = stream = await self._server.llm.generate(
@@ -63,8 +74,10 @@ class Answers:
                 sampling,
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
+                shared_prefix_tokens=hints.shared_prefix_tokens,
                 add_special_tokens=body.add_special_tokens is not False,
+                so_far=None if so_far is None else so_far[number],
             )
             self._usage[number] = (stream.num_prompt_tokens, 0)
             self._server.metrics.on_request(stream.engine_index, self._num_answers)
@@ -76,6 +89,20 @@ class Answers:
         for failure in await asyncio.gather(*jobs, return_exceptions=True):
             if failure is not None:
                 raise failure
+
+    def _so_far(self, resume: Resume) -> list[list[AnswerSoFar]]:
+        """The answers that another replica began, of each prompt; their tokens are in the usage."""
+        if len(resume.answers) != self.num_choices:
+            raise InvalidRequest(
+                f"'pagelet.resume' has {len(resume.answers)} answers, but the request asks for "
+                f"{self.num_choices} (prompts times 'n')",
+                "pagelet",
+            )
+        n = self._num_answers
+        for index, each in enumerate(resume.answers):
+            self._generated[divmod(index, n)] = len(each.token_ids)
+        answers = [AnswerSoFar(a.token_ids, a.begun, a.finished) for a in resume.answers]
+        return [answers[start : start + n] for start in range(0, len(answers), n)]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Raises `EngineDead` if an answer cannot be finished."""
@@ -100,8 +127,14 @@ class Answers:
         if output.index == 0:
             # The n answers to a prompt share its blocks: only the first tells what was cached.
             self._usage[number] = (output.num_prompt_tokens, output.num_cached_tokens)
+        if output.request_fault:
+            raise InvalidRequest(output.error or "the request cannot be served")
         if output.finish_reason == "error" or output.finish_reason == "abort":
             raise EngineDead(output.error or "the answer was broken off")
+
+    def num_prompt_tokens(self, number: int) -> int:
+        """Of a prompt, once the answers to it have started."""
+        return self._usage[number][0]
 
     def usage(self) -> Usage:
         """Of all answers, as far as they have come."""
@@ -118,6 +151,17 @@ class Answers:
         self._admitted = 0
 
 
+def given_prompts(token_ids: list[list[int]], num_prompts: int) -> list[list[int]]:
+    """The prompts that a router tokenised. Raises `InvalidRequest` if it did not tokenise all."""
+    if len(token_ids) != num_prompts:
+        raise InvalidRequest(
+            f"'pagelet.prompt_token_ids' has {len(token_ids)} prompts, but the request has "
+            f"{num_prompts}",
+            "pagelet",
+        )
+    return token_ids
+
+
 def _admit(server: Server, num_answers: int) -> None:
     bound = server.admission.bound
     if bound is not None and num_answers > bound:
@@ -127,8 +171,6 @@ def _admit(server: Server, num_answers: int) -> None:
             f"takes at most {bound}. Split it.",
             param="n",
             code="too_many_answers",
-        if output.request_fault:
-            raise InvalidRequest(output.error or "the request cannot be served")
             reason="invalid",
         )
     if not server.admission.admit(num_answers):

@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect
+from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
+from pagelet.agent.http.journal import journaled
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server, server_of
@@ -23,6 +24,7 @@ from pagelet.protocol.openai.chat import (
     ChatCompletion,
     ChatCompletionRequest,
 )
+from pagelet.protocol.openai.routing import RouterHints
 
 router = APIRouter()
 
@@ -43,12 +45,17 @@ async def _respond(
 ) -> Response:
     context = context_of(request)
     messages = [message.for_template() for message in body.messages]
-    prompt = await server.llm.render_chat(messages, **body.template_options())
+    hints = body.pagelet or RouterHints()
+    if hints.prompt_token_ids is None:
+        prompt = await server.llm.render_chat(messages, **body.template_options())
+    else:
+        [prompt] = given_prompts(hints.prompt_token_ids, 1)
     try:
         await answers.start([prompt], chat_sampling(body), body, context.request_id)
     except InvalidRequest as error:
         raise _in_terms_of(body, error) from error
-    response_id, created = f"chatcmpl-{context.request_id}", int(time.time())
+    response_id = f"chatcmpl-{context.request_id}"
+    created = int(time.time()) if hints.resume is None else hints.resume.created
     if body.streams:
         frame = ChunkFrame(
             body,
@@ -57,7 +64,8 @@ async def _respond(
             created=created,
             final_usage=answers.usage,
         )
-        return await EventStream.open(answers, ChatChunks(body, frame, prompt), context)
+        chunks = ChatChunks(body, frame, prompt)
+        return await EventStream.open(answers, journaled(chunks, hints, _index), context)
     collected = await collect(answers)
     usage = answers.usage()
     context.note_usage(usage)
@@ -72,6 +80,10 @@ async def _respond(
         prompt_token_ids=prompt if body.return_token_ids else None,
     )
     return Response(completion.model_dump_json(), media_type="application/json")
+
+
+def _index(number: int, index: int) -> int:
+    return index
 
 
 def _in_terms_of(body: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
@@ -104,13 +116,21 @@ class ChatChunks:
         self._plain = not (self._logprobs or frame.shows_all)
         self._tail = b'},"logprobs":null,"finish_reason":null}' + frame.plain_tail
         self._heads: dict[int, bytes] = {}
+        resume = body.pagelet and body.pagelet.resume
+        for index, answer in enumerate(resume.answers if resume else ()):
+            if answer.begun:
+                self._begin(index)
+                frame.resume(0, index, len(prompt), len(answer.token_ids))
+
+    def _begin(self, index: int) -> None:
+        start = f'{{"index":{index},"delta":{{"content":'.encode()
+        self._heads[index] = self._frame.plain_head(start)
 
     def encode(self, number: int, output: RequestOutput) -> bytes:
         """See `Chunks`."""
         head = self._heads.get(output.index)
         if head is None:
-            start = f'{{"index":{output.index},"delta":{{"content":'.encode()
-            self._heads[output.index] = self._frame.plain_head(start)
+            self._begin(output.index)
             return self._role(number, output) + self.encode(number, output)
         if self._plain and output.finish_reason is None:
             return head + encode_json(output.text) + self._tail if output.text else b""

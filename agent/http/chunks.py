@@ -20,6 +20,11 @@ class UsageSoFar:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._generated: dict[tuple[int, int], int] = {}
 
+    def resume(self, number: int, index: int, prompt_tokens: int, generated: int) -> None:
+        """Takes in what another replica had generated of answer `index` of prompt `number`."""
+        self._prompts[number] = (prompt_tokens, 0)
+        self._generated[number, index] = generated
+
     def note(self, number: int, output: RequestOutput) -> Usage:
         """Takes in a delta of prompt `number`."""
         self._generated[number, output.index] = output.num_generated_tokens
@@ -56,6 +61,11 @@ class ChunkFrame:
         """What follows a choice in a chunk without usage."""
         self.shows_all = self._so_far is not None or bool(body.return_token_ids)
         """Whether chunks carry more than text."""
+
+    def resume(self, number: int, index: int, prompt_tokens: int, generated: int) -> None:
+        """An answer goes on that another replica began."""
+        if self._so_far is not None:
+            self._so_far.resume(number, index, prompt_tokens, generated)
 
     def plain_head(self, choice_start: bytes) -> bytes:
         """What precedes the text in the chunks of one choice."""

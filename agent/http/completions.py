@@ -3,17 +3,18 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect
+from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
+from pagelet.agent.http.journal import journaled
 from pagelet.agent.http.logprobs import LegacyLogprobs, prompt_logprobs
 from pagelet.agent.http.sampling import completion_sampling
 from pagelet.agent.http.server import Server, server_of
@@ -25,6 +26,7 @@ from pagelet.protocol.openai.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from pagelet.protocol.openai.routing import RouterHints
 
 router = APIRouter()
 
@@ -81,11 +83,18 @@ async def _respond(
     context = context_of(request)
     sampling = completion_sampling(body)
     shows_special = body.skip_special_tokens is False
+    hints = body.pagelet or RouterHints()
     inputs: list[str | list[int]] = body.prompts()
+    given: list[list[int]] | list[None] = [None] * len(inputs)
+    if hints.prompt_token_ids is not None:
+        given = given_prompts(hints.prompt_token_ids, len(inputs))
     prompts = [_Prompt("", []) for _ in inputs]
     if body.echo or body.return_token_ids:
-        prompts = list(await asyncio.gather(*(_prepare(server.llm, p, body) for p in inputs)))
+        jobs = [_prepare(server.llm, *each, body) for each in zip(inputs, given, strict=True)]
+        prompts = list(await asyncio.gather(*jobs))
         inputs = [prompt.token_ids for prompt in prompts]
+    elif hints.prompt_token_ids is not None:
+        inputs = list(hints.prompt_token_ids)
     await answers.start(inputs, sampling, body, context.request_id)
     job = _Job(
         body,
@@ -93,7 +102,7 @@ async def _respond(
         prompts,
         () if shows_special else server.llm.tokenizer.special_ids,
         f"cmpl-{context.request_id}",
-        int(time.time()),
+        int(time.time()) if hints.resume is None else hints.resume.created,
     )
     if body.streams:
         frame = ChunkFrame(
@@ -103,7 +112,8 @@ async def _respond(
             created=job.created,
             final_usage=answers.usage,
         )
-        return await EventStream.open(answers, CompletionChunks(job, frame), context)
+        chunks = CompletionChunks(job, frame, answers.num_prompt_tokens)
+        return await EventStream.open(answers, journaled(chunks, hints, job.index), context)
     collected = await collect(answers)
     usage = answers.usage()
     context.note_usage(usage)
@@ -117,10 +127,14 @@ async def _respond(
     return Response(completion.model_dump_json(), media_type="application/json")
 
 
-async def _prepare(llm: AsyncLLM, prompt: str | list[int], body: CompletionRequest) -> _Prompt:
+async def _prepare(
+    llm: AsyncLLM, prompt: str | list[int], given: list[int] | None, body: CompletionRequest
+) -> _Prompt:
+    """`given` are the prompt's token ids if a router made them."""
     if isinstance(prompt, str):
-        token_ids = await llm.encode(prompt, body.add_special_tokens is not False)
-        return _Prompt(prompt if body.echo else "", token_ids)
+        if given is None:
+            given = await llm.encode(prompt, body.add_special_tokens is not False)
+        return _Prompt(prompt if body.echo else "", given)
     shown = ""
     if body.echo:
         shown = await llm.decode(prompt, body.skip_special_tokens is not False)
@@ -154,22 +168,40 @@ def _choice(job: _Job, number: int, index: int, answer: Collected) -> Completion
 class CompletionChunks:
     """With `echo`, each answer's first chunk has its prompt."""
 
-    def __init__(self, job: _Job, frame: ChunkFrame) -> None:
+    def __init__(
+        self, job: _Job, frame: ChunkFrame, num_prompt_tokens: Callable[[int], int]
+    ) -> None:
         self._job = job
         self._frame = frame
         self._plain = job.body.logprobs is None and not frame.shows_all
         self._tail = b',"logprobs":null,"finish_reason":null}' + frame.plain_tail
         self._heads: dict[int, bytes] = {}
         self._legacy: dict[int, LegacyLogprobs] = {}
+        resume = job.body.pagelet and job.body.pagelet.resume
+        for index, answer in enumerate(resume.answers if resume else ()):
+            if answer.begun:
+                number, of_prompt = divmod(index, job.body.n or 1)
+                self._begin(index)
+                self._skip(number, index, answer.token_ids)
+                frame.resume(number, of_prompt, num_prompt_tokens(number), len(answer.token_ids))
+
+    def _begin(self, index: int) -> None:
+        start = f'{{"index":{index},"text":'.encode()
+        self._heads[index] = self._frame.plain_head(start)
+        self._legacy[index] = LegacyLogprobs(self._job.hidden_ids)
+
+    def _skip(self, number: int, index: int, token_ids: Sequence[int]) -> None:
+        if self._job.body.logprobs is not None:
+            token_text = self._job.llm.tokenizer.token_text
+            tokens = ((token_id, token_text(token_id)[1]) for token_id in token_ids)
+            self._legacy[index].skip(len(self._job.prompts[number].text), tokens)
 
     def encode(self, number: int, output: RequestOutput) -> bytes:
         """See `Chunks`."""
         index = self._job.index(number, output.index)
         head = self._heads.get(index)
         if head is None:
-            start = f'{{"index":{index},"text":'.encode()
-            self._heads[index] = self._frame.plain_head(start)
-            self._legacy[index] = LegacyLogprobs(self._job.hidden_ids)
+            self._begin(index)
             echo = self._echo(index, number, output)
             return echo + self.encode(number, output)
         if self._plain and output.finish_reason is None:

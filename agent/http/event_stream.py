@@ -42,7 +42,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        first: tuple[int, RequestOutput],
+        first: tuple[int, RequestOutput] | None,
         rest: AsyncIterator[tuple[int, RequestOutput]],
         answers: Answers,
         chunks: Chunks,
@@ -57,9 +57,9 @@ class EventStream(Response):
 
     @classmethod
     async def open(cls, answers: Answers, chunks: Chunks, context: RequestContext) -> Self:
-        """Waits for the first delta."""
+        """Waits for the first delta; there is none if all answers were ended elsewhere."""
         deltas = aiter(answers)
-        return cls(await anext(deltas), deltas, answers, chunks, context)
+        return cls(await anext(deltas, None), deltas, answers, chunks, context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ClientGone` if the client goes away."""
@@ -74,7 +74,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         encode = self._chunks.encode
         try:
-            last = encode(*self._first)
+            last = b"" if self._first is None else encode(*self._first)
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             async for number, output in self._rest:

@@ -1,6 +1,6 @@
 """Logprobs in the shapes of OpenAI's two APIs, and of vLLM's extension for prompts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pagelet.engine.outputs import Logprob, PositionLogprobs
 from pagelet.protocol.openai.chat import ChoiceLogprobs, TokenLogprob, TopLogprob
@@ -66,6 +66,13 @@ class LegacyLogprobs:
             lists.top_logprobs.append(top | {chosen.token: chosen.logprob})
         return lists
 
+    def skip(self, text_length: int, tokens: Iterable[tuple[int, bytes]]) -> None:
+        """An echoed prompt of `text_length` characters and tokens (id, bytes) of the answer were
+        converted elsewhere."""
+        self._offset = text_length
+        for token_id, data in tokens:
+            self._advance(token_id, data)
+
     def convert_prompt(
         self,
         first: tuple[int, str, bytes],
@@ -86,6 +93,9 @@ class LegacyLogprobs:
         continues = bool(data) and _continues(data[0]) and self._offset > 0
         lists.tokens.append(text)
         lists.text_offset.append(self._offset - continues)
+        self._advance(token_id, data)
+
+    def _advance(self, token_id: int, data: bytes) -> None:
         if token_id not in self._hidden:
             self._offset += sum(not _continues(byte) for byte in data)
 

@@ -110,7 +110,9 @@ class FakeLLM:
         request_id,
         priority=0,
         cache_salt=None,
+        shared_prefix_tokens=0,
         add_special_tokens=True,
+        so_far=None,
     ):
         if not self.is_ready:
             raise EngineDead("the engine is not ready")

@@ -158,7 +158,7 @@ def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> 
             core.kv.pool.check()
         step += 1
         assert step < 5000, "no progress"
-    for index, wanted in enumerate(work["requests"]):
+    for index in range(len(work["requests"])):
         assert answers[index] == alone[index][: len(answers[index])]
         if index not in aborted:
             assert finished[index] == "length"

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagelet.protocol.block_hash import ExtraKey, hash_blocks
-from pagelet.protocol.kv_events import BlockStored
+from pagelet.protocol.kv_events import BlockStored, KVEvent
 
 from .test_scheduler import BLOCK, iter_outputs, make_core, request
 
@@ -42,7 +42,7 @@ def test_hits_between_tenants(
 
 
 def check_events(
-    events: list[object], prompts: list[list[int]], salts: list[str | None], shared: int
+    events: list[KVEvent], prompts: list[list[int]], salts: list[str | None], shared: int
 ) -> None:
     """A router that hashes prompts itself gets the hashes of the events, and one that follows the
     events alone learns from them which blocks are salted."""
@@ -52,7 +52,7 @@ def check_events(
         for index, block in enumerate(hash_blocks(prompt, BLOCK, extras, shared)):
             first_salted = salt is not None and index == shared // BLOCK
             expected[block] = [salt] if first_salted and salt is not None else None
-    told = {}
+    told: dict[bytes, list[str] | None] = {}
     for event in events:
         assert isinstance(event, BlockStored)
         keys = event.extra_keys or [None] * len(event.block_hashes)

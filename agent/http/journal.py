@@ -1,0 +1,67 @@
+"""The journal of a stream: comment lines from which a router can have it continued elsewhere.
+
+A comment line begins with a colon, and clients of server-sent events skip it. Each stands at the
+end of the event whose text it belongs to: `: begin I` with the first event of answer I, `: end I`
+with its finish reason, and `: tokens I 345,346` with the tokens that are wholly shown once this
+event is. Tokens that show nothing yet go with the next event.
+"""
+
+from collections.abc import Callable, Iterable
+
+from pagelet.agent.http.event_stream import Chunks
+from pagelet.engine.outputs import RequestOutput
+from pagelet.protocol.openai.routing import RouterHints
+
+_END_OF_EVENT = b"\n\n"
+ChoiceIndex = Callable[[int, int], int]
+"""From the number of a prompt and which of its n answers it is, to its place in the response."""
+
+
+def journaled(chunks: Chunks, hints: RouterHints, choice_index: ChoiceIndex) -> Chunks:
+    """`chunks`, with a journal if the router asked for one."""
+    if not hints.journal:
+        return chunks
+    answers = hints.resume.answers if hints.resume is not None else ()
+    begun = [index for index, answer in enumerate(answers) if answer.begun]
+    return JournaledChunks(chunks, choice_index, begun)
+
+
+class JournaledChunks:
+    """`chunks` with a journal; the answers `begun` had their first event elsewhere."""
+
+    def __init__(
+        self,
+        chunks: Chunks,
+        choice_index: ChoiceIndex,
+        begun: Iterable[int] = (),
+    ) -> None:
+        self._chunks = chunks
+        self._choice_index = choice_index
+        self._begun = set(begun)
+        self._unshown: dict[int, list[int]] = {}
+
+    def encode(self, number: int, output: RequestOutput) -> bytes:
+        """See `Chunks`."""
+        events = self._chunks.encode(number, output)
+        index = self._choice_index(number, output.index)
+        token_ids = output.token_ids
+        if not events:
+            self._unshown.setdefault(index, []).extend(token_ids)
+            return b""
+        if index in self._unshown:
+            token_ids = self._unshown.pop(index) + token_ids
+        if index not in self._begun:
+            self._begun.add(index)
+            first, _, rest = events.partition(_END_OF_EVENT)
+            events = b"%b\n: begin %d\n\n%b" % (first, index, rest)
+        # The last of these events has the delta's text, and ends with an empty line.
+        lines = b""
+        if token_ids:
+            lines = b": tokens %d %b\n" % (index, ",".join(map(str, token_ids)).encode())
+        if output.finish_reason is not None:
+            lines += b": end %d\n" % index
+        return events[:-1] + lines + b"\n"
+
+    def end(self) -> bytes:
+        """See `Chunks`."""
+        return self._chunks.end()
