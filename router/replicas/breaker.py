@@ -23,6 +23,8 @@ class Breaker:
 
     def failure(self, now: float) -> bool:
         """A request got none. Returns whether the breaker tripped."""
+        if now < self.open_until:
+            return False  # of a request that was under way, perhaps for the same reason
         self._failures += 1
         if self._failures < self._most:
             return False

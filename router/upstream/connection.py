@@ -107,7 +107,6 @@ class Connection(asyncio.Protocol):
             self._finish(cause if own and isinstance(cause, Exception) else failure)
             return
         if self._complete:
-            self._open = self._open and self._parser.should_keep_alive()
             self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -147,6 +146,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head_done:
             self._complete = True
+            self._open = self._open and self._parser.should_keep_alive()  # true only in here
         else:  # an interim answer, such as 100 Continue
             self._headers = []
 
