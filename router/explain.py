@@ -40,4 +40,6 @@ class Explanations:
 
     def encode(self, request_id: str, tenant: Tenant) -> bytes:
         """The same as JSON."""
-        return msgspec.json.encode(self.get(request_id, tenant))
+        shown = msgspec.to_builtins(self.get(request_id, tenant))
+        del shown["began"]  # a clock that means nothing elsewhere
+        return msgspec.json.encode(shown)

@@ -1,0 +1,71 @@
+"""`pagelet explain`: how a router treated a request."""
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from pagelet.protocol.openai.errors import ErrorResponse
+from pagelet.router.explain_view import explain as render
+from pagelet.router.record import RequestRecord
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_TIMEOUT = 10.0
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="As in the header X-Request-Id of the answer, and in logs.")
+    ],
+    router: Annotated[str, typer.Option(metavar="URL", help="Where the router answers.")] = (
+        "http://127.0.0.1:8080"
+    ),
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PAGELET_API_KEY",
+            help="A key of the request's tenant, or of one that is an admin.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
+) -> None:
+    """Show every replica that a request could have gone to, why one was chosen, what was predicted
+    and what happened."""
+    data = _fetch(f"{router.rstrip('/')}/v1/explain/{urllib.parse.quote(request_id)}", api_key)
+    if as_json:
+        typer.echo(msgspec.json.format(data, indent=2))
+        return
+    width = None if os.isatty(1) else 200  # tables for a file or a pipe are not cut
+    console = Console(highlight=False, width=width)
+    for part in render(msgspec.json.decode(data, type=RequestRecord)):
+        console.print(part)
+
+
+def _fetch(url: str, api_key: str | None) -> bytes:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            data: bytes = response.read()
+            return data
+    except urllib.error.HTTPError as error:
+        message = _message(error.read()) or str(error)
+    except (OSError, ValueError) as error:
+        message = f"no router answers at {url.partition('/v1/')[0]}: {error}"
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=ErrorResponse).error.message
+    except msgspec.MsgspecError:
+        return None

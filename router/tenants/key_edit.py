@@ -1,0 +1,117 @@
+"""Changes to a file of tenants: new keys, and keys that are taken back."""
+
+import contextlib
+import datetime
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from pagelet.process.watched import WatchedPath
+from pagelet.protocol.api_keys import key_digest, new_key
+from pagelet.router.tenants.key_file import (
+    TENANT_NAME,
+    KeyEntry,
+    KeyFile,
+    KeyFileError,
+    TenantEntry,
+    digest_entry,
+    read_key_files,
+    tenant_of_file,
+)
+
+
+class KeyStore:
+    """A file of tenants, or a folder with a file for each, that is written in one step, so that a
+    router which reads it meanwhile sees all of a change or nothing.
+
+    Comments in YAML do not survive; `note` of a key is for what people want to remember."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `KeyFileError`. A path that does not exist becomes a file with the first key."""
+        self._path = path = path.resolve()  # a link stays one
+        self._folder = path.is_dir()
+        files = WatchedPath(path).files() if path.exists() else []
+        self.tenants = read_key_files(files, folder=self._folder)
+
+    def add(self, tenant: str, *, note: str, expires: datetime.datetime | None, admin: bool) -> str:
+        """A new key of a tenant, which is added if it is not there. Only its digest is written.
+        Raises `KeyFileError`."""
+        if not re.match(TENANT_NAME, tenant):
+            raise KeyFileError(
+                f"{tenant!r} cannot name a tenant: take at most 64 letters, digits, and . _ : -"
+            )
+        key = new_key()
+        entry = KeyEntry(
+            hash=digest_entry(key_digest(key)),
+            note=note,
+            created=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
+            expires=expires,
+        )
+        known = next((found for found in self.tenants if found.name == tenant), None)
+        if known is None:
+            known = TenantEntry(name=tenant)
+            self.tenants.append(known)
+        known.keys.append(entry)
+        known.admin = known.admin or admin
+        self._write(known)
+        return key
+
+    def revoke(self, key_id: str) -> str:
+        """Takes back the key whose id begins so; returns its tenant. Raises `KeyFileError` unless
+        there is exactly one."""
+        found = [
+            (tenant, key)
+            for tenant in self.tenants
+            for key in tenant.keys
+            if key_id and key.id.startswith(key_id)
+        ]
+        if len(found) != 1:
+            raise KeyFileError(f"{len(found)} keys have an id that begins with {key_id!r}")
+        tenant, key = found[0]
+        tenant.keys.remove(key)
+        self._write(tenant)
+        return tenant.name
+
+    def _write(self, changed: TenantEntry) -> None:
+        """Raises `KeyFileError`."""
+        if not self._folder:
+            _replace(self._path, msgspec.to_builtins(KeyFile(tenants=self.tenants)))
+            return
+        document = msgspec.to_builtins(changed)
+        del document["name"]
+        named = (path for path in self._path.iterdir() if tenant_of_file(path) == changed.name)
+        _replace(next(named, self._path / changed.name), document)
+
+
+def _replace(path: Path, document: Any) -> None:
+    if path.suffix == ".json":
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    else:
+        text = yaml.safe_dump(document, sort_keys=False)
+    try:
+        with _beside(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file in the same folder, with the mode of the one that it will replace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    os.close(fd)
+    temporary = Path(name)
+    try:
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
