@@ -3,15 +3,29 @@
 import argparse
 import sys
 
-from pagelet.kernels.cpu.compile import find_compiler
+from pagelet.kernels.cpu.compile import compile_library, find_compiler
 from pagelet.kernels.cpu.library import needs_compiling, status
+from pagelet.kernels.cpu.tiers import TIERS
 
 
 def main() -> int:
-    """Returns 1 where the library is unavailable, after saying why."""
+    """Returns 1 where the library is unavailable, after saying why.
+
+    Raises CompileError if `--every-tier` cannot be done.
+    """
     parser = argparse.ArgumentParser(description="Compile the CPU library, and say what runs here.")
     parser.add_argument("--no-compile", action="store_true", help="say it if it is not compiled")
-    if parser.parse_args().no_compile and needs_compiling():
+    parser.add_argument(
+        "--every-tier",
+        action="store_true",
+        help="compile for all instruction sets, for an image that other machines will run",
+    )
+    arguments = parser.parse_args()
+    if arguments.every_tier:
+        for tier in TIERS:
+            print(f"CPU library for {tier}: {compile_library(tier).name}")
+        return 0
+    if arguments.no_compile and needs_compiling():
         print(f"CPU library: not compiled yet; the first start does it, with {find_compiler()}")
         return 0
     found = status()

@@ -51,7 +51,13 @@ def compile_library(tier: str) -> Path:
 
     Raises CompileError if there is no compiler, or it fails (with what it said).
     """
-    compiler = find_compiler()
+    try:
+        compiler = find_compiler()
+    except CompileError:
+        # A container image holds the libraries and no compiler.
+        if (found := _find(f"{tier}-{_sources_digest(tier)}-*.so")) is not None:
+            return found
+        raise
     name = _name(compiler, tier)
     if (found := _find(name)) is not None:
         return found
@@ -78,8 +84,8 @@ def is_compiled(tier: str) -> bool:
     return _find(_name(compiler, tier)) is not None
 
 
-def _find(name: str) -> Path | None:
-    return next((folder / name for folder in _folders() if (folder / name).is_file()), None)
+def _find(pattern: str) -> Path | None:
+    return next((found for folder in _folders() for found in folder.glob(pattern)), None)
 
 
 def _folders() -> list[Path]:
@@ -99,10 +105,14 @@ def _is_writable(folder: Path) -> bool:
 
 def _name(compiler: str, tier: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(version + repr((_FLAGS, TIERS[tier].compiler_flags)).encode())
+    return f"{tier}-{_sources_digest(tier)}-{hashlib.sha256(version).hexdigest()[:8]}.so"
+
+
+def _sources_digest(tier: str) -> str:
+    digest = hashlib.sha256(repr((_FLAGS, TIERS[tier].compiler_flags)).encode())
     for path in sources():
         digest.update(path.relative_to(KERNELS).as_posix().encode() + path.read_bytes())
-    return f"{tier}-{digest.hexdigest()[:16]}.so"
+    return digest.hexdigest()[:16]
 
 
 def _build(compiler: str, tier: str, work: Path) -> Path:

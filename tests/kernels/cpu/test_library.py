@@ -54,12 +54,6 @@ def test_every_process_finds_the_same_library(tier: str) -> None:
         assert found.stdout == "False\n", found.stderr
 
 
-def test_without_a_compiler_it_says_so() -> None:
-    result = in_a_new_process(PATH="/nonexistent", CXX="")
-    assert result.returncode == 1
-    assert "unavailable, torch is used instead: no C++ compiler found" in result.stdout
-
-
 @pytest.fixture
 def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The machinery of compiling, on sources that compile in no time."""
@@ -124,3 +118,15 @@ def test_tiers_are_those_whose_instructions_the_processor_has(tmp_path: Path) ->
     path.write_text(path.read_text().replace("fpu", "avx512vl avx512_vnni"))
     assert machine_tiers(path) == ("avx2", "avx512", "avx512_vnni")
     assert machine_tiers(tmp_path / "none") == ()
+
+
+def test_without_a_compiler_it_uses_what_was_compiled_before(
+    small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = compile_.compile_library("avx2")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    assert compile_.compile_library("avx2") == before
+    (small_sources / "cpu" / "extra.h").write_text("// other sources than it was made of\n")
+    with pytest.raises(compile_.CompileError, match=r"no C\+\+ compiler found; install g\+\+"):
+        compile_.compile_library("avx2")
