@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pins every package that `make install` puts in .venv, with hashes, for Python 3.11 to 3.13.
+# Pins every package that `make install` puts in .venv, and each image's, with hashes, for Python
+# 3.11 to 3.13.
 # Run it (make requirements) after a change to the dependencies in pyproject.toml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,5 +14,11 @@ compile() { # compile OUT ARGUMENTS...: no index URL may stand in a pinned file
 }
 
 compile requirements/dev.txt pyproject.toml requirements/build.in --extra dev
+for image in agent:engine router:router operator:operator; do
+  # The versions that the tests ran with.
+  compile "requirements/${image%:*}.txt" pyproject.toml --extra "${image#*:}" \
+    --constraints requirements/dev.txt
+done
+compile requirements/build.txt requirements/build.in --constraints requirements/dev.txt
 compile requirements/model.txt requirements/model.in --no-deps
 compile requirements/installer.txt requirements/installer.in --no-deps
