@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
-from pagelet.agent.http import chat, completions, operations, replica, tokens
+from pagelet.agent.http import chat, completions, operations, render, replica, tokens
 from pagelet.agent.http.errors import add_error_handlers
 from pagelet.agent.http.gate import Gate
 from pagelet.agent.http.server import Server
@@ -22,6 +22,8 @@ from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 _BODIES: dict[str, type[RequestBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/chat/completions/render": ChatCompletionRequest,
+    "/v1/completions/render": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -35,7 +37,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     server = Server(llm, settings, metrics)
     app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
-    for module in (chat, completions, tokens, operations, replica):
+    for module in (chat, completions, tokens, operations, render, replica):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(Gate, server=server)

@@ -129,3 +129,98 @@ def test_a_server_without_an_engine_describes_nothing(server):
 
 def test_the_block_size_is_where_vllm_router_asks(two_ranks):
     assert two_ranks.get("/get_server_info").json()["block_size"] == 8
+
+
+def test_rendered_requests_are_what_the_engine_would_get(two_ranks):
+    messages = [{"role": "user", "content": "Hello"}]
+    chat = {"model": "tiny", "messages": messages, "temperature": 0.5, "max_tokens": 7}
+    rendered = two_ranks.post("/v1/chat/completions/render", json=chat).json()
+    tokens = two_ranks.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert rendered["token_ids"] == tokens
+    assert rendered["sampling_params"]["temperature"] == 0.5
+    assert rendered["sampling_params"]["max_tokens"] == 7
+    texts = {"model": "tiny", "prompt": ["Hello", "two prompts"]}
+    rendered = two_ranks.post("/v1/completions/render", json=texts).json()
+    assert [each["token_ids"] for each in rendered] == [
+        two_ranks.post("/tokenize", json={"prompt": text}).json()["tokens"]
+        for text in texts["prompt"]
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_cannot_be_answered_is_not_rendered(two_ranks, path):
+    body = {"model": "tiny", "temperature": 9, "prompt": "a"}
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    refused = two_ranks.post(path, json=body)
+    rendered = two_ranks.post(path + "/render", json=body)
+    assert refused.status_code == rendered.status_code == 400
+    assert rendered.json() == refused.json()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_prompts_that_a_router_tokenised(two_ranks, n):
+    """They take the place of what the template and the tokenizer would make."""
+    messages = [{"role": "user", "content": "Hello"}]
+    tokens = two_ranks.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    options = {"model": "tiny", "temperature": 0, "max_tokens": 5, "n": n}
+    chat = {"messages": messages} | options
+    plain = two_ranks.post("/v1/chat/completions", json=chat).json()
+    chat |= {"messages": [{"role": "user", "content": "?"}]}
+    chat |= {"pagelet": {"prompt_token_ids": [tokens]}}
+    given = two_ranks.post("/v1/chat/completions", json=chat).json()
+    assert given["choices"] == plain["choices"]
+    assert given["usage"]["prompt_tokens"] == len(tokens)
+
+    texts = {"prompt": ["ab", "cde"], "echo": True, "logprobs": 1} | options
+    plain = two_ranks.post("/v1/completions", json=texts).json()
+    ids = [two_ranks.post("/tokenize", json={"prompt": t}).json()["tokens"] for t in ("ab", "cde")]
+    texts |= {"pagelet": {"prompt_token_ids": ids}}
+    given = two_ranks.post("/v1/completions", json=texts).json()
+    assert given["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [
+        ({"prompt_token_ids": [[1], [2]]}, "has 2 prompts, but the request has 1"),
+        ({"prompt_token_ids": [[]]}, "the prompt is empty"),
+        ({"prompt_token_ids": [[10**6]]}, "token id 1000000 is not in the vocabulary"),
+        ({"cache_salt": ""}, "cache_salt must have 1 to 256 characters"),
+        ({"shared_prefix_tokens": -1}, "greater than or equal to 0"),
+        ({"other": 1}, "Unrecognized request argument"),
+    ],
+)
+def test_hints_that_make_no_sense_are_refused(two_ranks, hints, message):
+    body = {"model": "tiny", "prompt": "a", "pagelet": hints}
+    answer = two_ranks.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_routers_seed_is_for_requests_without_one(two_ranks):
+    def text(**options):
+        return complete(two_ranks, "a", temperature=1, **options)["choices"][0]["text"]
+
+    assert text(pagelet={"seed": 1}) == text(seed=1)
+    assert text(pagelet={"seed": 1}, seed=2) == text(seed=2) != text(seed=1)
+
+
+def test_tenants_share_what_is_declared_and_nothing_else():
+    with replica(simulated(cache={"num_blocks": 1000, "block_size": 16})) as server:
+
+        def cached(prompt, salt, shared=0):
+            hints = {"cache_salt": salt, "shared_prefix_tokens": shared}
+            usage = complete(server, prompt, pagelet=hints)["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        prompt = list(range(1000, 1100))
+        assert [cached(prompt, salt) for salt in ("a", "b", "a")] == [0, 0, 96]
+        system = list(range(2000, 2050))
+        assert cached(system + prompt, "a", shared=50) == 0
+        assert cached(system + prompt, "b", shared=50) == 48
+        assert cached(system + prompt, "a", shared=50) == 144
+        # A client's own salt has no say where the router gives one.
+        body = {"pagelet": {"cache_salt": "b", "shared_prefix_tokens": 50}, "cache_salt": "c"}
+        usage = complete(server, system + prompt, **body)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 144
