@@ -1,9 +1,10 @@
 """The journal of a stream: comment lines from which a router can have it continued elsewhere.
 
 A comment line begins with a colon, and clients of server-sent events skip it. Each stands at the
-end of the event whose text it belongs to: `: begin I` with the first event of answer I, `: end I`
-with its finish reason, and `: tokens I 345,346` with the tokens that are wholly shown once this
-event is. Tokens that show nothing yet go with the next event.
+end of the event whose text it belongs to: `: begin I C` with the first event of answer I, to whose
+prompt C tokens were found in the prefix cache, `: end I` with its finish reason, and
+`: tokens I 345,346` with the tokens that are wholly shown once this event is. Tokens that show
+nothing yet go with the next event.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,7 +54,8 @@ class JournaledChunks:
         if index not in self._begun:
             self._begun.add(index)
             first, _, rest = events.partition(_END_OF_EVENT)
-            events = b"%b\n: begin %d\n\n%b" % (first, index, rest)
+            begin = b"begin %d %d" % (index, output.num_cached_tokens)
+            events = b"%b\n: %b\n\n%b" % (first, begin, rest)
         # The last of these events has the delta's text, and ends with an empty line.
         lines = b""
         if token_ids:

@@ -94,7 +94,9 @@ class Inference:
                 headers=self._headers(),
                 body=_Bodies(body, salt, prompts, resumable).body if generates else self._as_it_is,
                 stream=body.stream,
-                journal=Journal(record.answers) if resumable else None,
+                journal=(
+                    Journal(body.num_prompts, body.n, body.includes_usage) if resumable else None
+                ),
             )
             forwarding = Forwarding(pool, self.state.budget, self.exchange, record, request, route)
             record.overhead_seconds = record.elapsed() - record.waited_seconds

@@ -18,6 +18,7 @@ class _Fields(msgspec.Struct):
     model: msgspec.Raw = _ABSENT
     pagelet: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     stream: msgspec.Raw = _ABSENT
+    stream_options: msgspec.Raw = _ABSENT
     n: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
@@ -28,6 +29,10 @@ class _Fields(msgspec.Struct):
     cache_salt: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(_Fields)
@@ -72,6 +77,12 @@ class RequestBody:
             if value is not None and value > 0:
                 return value
         return None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream is to end with its usage."""
+        options: _StreamOptions | None = _decoded(self._fields.stream_options, _StreamOptions)
+        return options is not None and bool(options.include_usage)
 
     @property
     def prompt_text(self) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from pagelet.protocol.openai.errors import ApiError, error_type, retry_after
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.proxy.headers import from_replica
-from pagelet.router.proxy.journal import Journal, StreamFailed
+from pagelet.router.proxy.journal import END, Journal, StreamFailed
 from pagelet.router.proxy.retries import MOST_DEATHS, RetryBudget
 from pagelet.router.proxy.stream import journaled_events, plain_events
 from pagelet.router.proxy.usage import TokenCounts, read_usage
@@ -110,15 +110,30 @@ class Forwarding:
                 outcome, ok = "completed", True
                 return
             except (UpstreamError, StreamFailed) as error:
+                if self._journal is not None and self._journal.lacks_only_its_end:
+                    await self._exchange.end(END)
+                    outcome, ok = "completed", True
+                    return
                 outcome = str(error)
                 if self._mid_event:
                     await self._exchange.write(b"\n\n")
                 self._on_cut(opened.replica, error)
             finally:
+                self._count()
                 # What a stream that goes on finds in a cache is not what was predicted for its
                 # prompt.
                 cached = None if self._record.resumes else self.counts.cached_tokens
                 opened.end(outcome, ok=ok, cached_tokens=cached)
+
+    def _count(self) -> None:
+        """A journal knows what no usage has told, as of a stream whose client went away."""
+        counts, journal = self.counts, self._journal
+        if journal is None or not journal.begun:
+            return
+        if counts.completion_tokens is None:
+            counts.completion_tokens = journal.num_tokens
+        if counts.cached_tokens is None:
+            counts.cached_tokens = journal.cached_tokens
 
     # Before the first byte.
 
@@ -254,8 +269,6 @@ class Forwarding:
                 ticket.on_tokens(journal.num_tokens - tokens, time.monotonic())
                 tokens = journal.num_tokens
         self.counts = read_usage(last[-_USAGE_TAIL:])
-        if self.counts.completion_tokens is None and journal is not None:
-            self.counts.completion_tokens = journal.num_tokens
         await exchange.end()
 
     def _headers(self, opened: _Opened) -> Headers:

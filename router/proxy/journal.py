@@ -1,8 +1,10 @@
 """What a stream has shown so far, told by its replica in comment lines that clients never see.
 
 A replica that is asked for a journal ends its events with lines such as `: tokens 0 345,346`: the
-token ids whose effects are wholly shown once the event is. JSON holds no raw newline, so `\\n: ` is
-never part of an event's data. From the journal another replica can go on where this one broke off.
+token ids of answer 0 whose effects are wholly shown once the event is; `: begin 0 48` with the
+answer's first event, for which 48 tokens of the prompt were cached, and `: end 0` with its last.
+JSON holds no raw newline, so `\\n: ` is never part of an event's data. From the journal another
+replica can go on where this one broke off.
 """
 
 import dataclasses
@@ -12,7 +14,9 @@ from typing import Any, Final
 _LINE: Final = re.compile(rb"\n: (begin|tokens|end) (\d+)(?: (\d+(?:,\d+)*))?(?=\r?\n)")
 _CREATED: Final = re.compile(rb'"created":\s*(\d+)')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
-_DONE: Final = b"data: [DONE]\n\n"
+_USAGE_EVENT: Final = b'"choices":[],'
+END: Final = b"data: [DONE]\n\n"
+"""The last event of a stream."""
 
 
 class EventSplitter:
@@ -50,11 +54,16 @@ class _Answer:
 class Journal:
     """The state of one stream, over all replicas that it came from."""
 
-    def __init__(self, num_answers: int) -> None:
-        self._answers = [_Answer() for _ in range(num_answers)]
+    def __init__(self, num_prompts: int, n: int, wants_usage: bool) -> None:
+        """`n` answers to each prompt; `wants_usage` if the stream is to end with its usage."""
+        self._answers = [_Answer() for _ in range(num_prompts * n)]
+        self._n = n
+        self._lacks_usage = wants_usage
         self._created: int | None = None
         self.num_tokens = 0
         """Generated so far, all answers together."""
+        self.cached_tokens = 0
+        """Of all prompts, found in the prefix caches of the replicas where they began."""
         self.complete = False
         """Whether the end of the stream has come."""
 
@@ -62,6 +71,11 @@ class Journal:
     def begun(self) -> bool:
         """Whether a client has seen anything."""
         return self._created is not None
+
+    @property
+    def lacks_only_its_end(self) -> bool:
+        """Whether nothing but `END` is left to be shown."""
+        return not self._lacks_usage and all(answer.finished for answer in self._answers)
 
     def strip(self, events: bytes) -> bytes:
         """Takes in whole events, and returns them as clients see them.
@@ -94,7 +108,9 @@ class Journal:
     def _take(self, events: bytes) -> bytes:
         if self._created is None and (match := _CREATED.search(events)):
             self._created = int(match[1])
-        self.complete = self.complete or events.endswith(_DONE)
+        self.complete = self.complete or events.endswith(END)
+        if self._lacks_usage and _USAGE_EVENT in events:
+            self._lacks_usage = False
         if b"\n: " not in events:
             return events
         parts = _LINE.split(events)
@@ -112,6 +128,8 @@ class Journal:
             self.num_tokens += ids.count(b",") + 1
         elif kind == b"begin":
             answer.begun = True
+            if ids is not None and index % self._n == 0:  # the n answers share their prompt
+                self.cached_tokens += int(ids)
         elif kind == b"end":
             answer.finished = True
 
