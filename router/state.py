@@ -15,6 +15,7 @@ from pagelet.router.proxy.retries import RetryBudget
 from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDiscovery
 from pagelet.router.replicas.pool import ReplicaPool
 from pagelet.router.replicas.replica import Replica
+from pagelet.router.spans import make_spans
 from pagelet.router.tenants.counters import CounterTable
 from pagelet.router.tenants.keys import TenantDirectory
 from pagelet.router.tenants.limits import Limiter
@@ -39,6 +40,7 @@ class RouterState:
         self.models = ModelTable(config.models)
         self.metrics = RouterMetrics()
         self.explanations = Explanations()
+        self.spans = make_spans()
         self.budget = RetryBudget(config.proxy.retry_budget)
         self.replica_headers = _authorization(_path(config.replica_api_key_file))
         self.pools: dict[PoolRef, ReplicaPool] = {}
@@ -84,6 +86,7 @@ class RouterState:
                 await pool.close()
             for tokeniser in self.tokenisers.values():
                 tokeniser.close()
+            await asyncio.to_thread(self.spans.close)
 
     @property
     def available(self) -> list[PoolRef]:

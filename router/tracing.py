@@ -6,6 +6,8 @@ import secrets
 from typing import Final
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED: Final = "01"
+"""Of traces that begin here: whoever records spans may record this one's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,11 +28,11 @@ class TraceContext:
         match = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
         span_id = secrets.token_hex(8)
         if match is None:
-            return cls(secrets.token_hex(16), span_id, None, "00", None)
+            return cls(secrets.token_hex(16), span_id, None, _SAMPLED, None)
         version, trace_id, parent_id, flags, rest = match.groups()
         invalid = version == "ff" or (version == "00" and rest is not None)
         if invalid or not int(trace_id, 16) or not int(parent_id, 16):
-            return cls(secrets.token_hex(16), span_id, None, "00", None)
+            return cls(secrets.token_hex(16), span_id, None, _SAMPLED, None)
         return cls(trace_id, span_id, parent_id, flags, tracestate or None)
 
     def headers(self) -> list[tuple[str, str]]:

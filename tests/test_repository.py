@@ -131,7 +131,7 @@ def test_every_pinned_package_has_a_hash_and_every_dependency_is_pinned() -> Non
     project = PROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     wanted = {
-        re.split(r"[\[<>=~! ]", requirement, maxsplit=1)[0].replace("_", "-")
+        re.split(r"[\[<>=~! ]", requirement, maxsplit=1)[0].replace("_", "-").lower()
         for requirement in itertools.chain(*groups)
     }
     assert wanted - {"pagelet"} <= pinned, "run: make requirements"

@@ -16,7 +16,7 @@ from pagelet.process.disconnect import ClientGone, Receive, run_until_disconnect
 from pagelet.protocol.exposition import CONTENT_TYPE
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
-from pagelet.router import gauges
+from pagelet.router import access_log, gauges
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.http.inference import PATHS, Inference
 from pagelet.router.proxy.body import RequestBody
@@ -26,7 +26,6 @@ from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.tracing import TraceContext
 
 _log = logging.getLogger(__name__)
-_access_log = logging.getLogger("pagelet.access")
 
 _CLIENT_CLOSED_REQUEST: Final = 499
 """Not an HTTP status: what nginx logs for a client that went away."""
@@ -100,7 +99,7 @@ class RouterApp:
             await self._fail(exchange, record, ApiError(500, message))
         finally:
             self.state.close_request()
-            self._conclude(exchange, record)
+            self._conclude(exchange, record, trace)
 
     async def _serve(self, exchange: Exchange, record: RequestRecord, trace: TraceContext) -> None:
         state, path = self.state, exchange.path
@@ -157,29 +156,13 @@ class RouterApp:
             self.state.metrics.on_rejected(error.reason)
         await exchange.answer_error(error)
 
-    def _conclude(self, exchange: Exchange, record: RequestRecord) -> None:
+    def _conclude(self, exchange: Exchange, record: RequestRecord, trace: TraceContext) -> None:
         record.status = exchange.status
         record.seconds = record.elapsed()
         if exchange.path in PATHS:
             self.state.metrics.on_finished(record)
-        if not _access_log.isEnabledFor(logging.INFO):
-            return
-        extra: dict[str, object] = {
-            "request_id": record.request_id,
-            "method": record.method,
-            "path": ascii(record.path[:200])[1:-1],
-            "status": record.status,
-            "seconds": round(record.seconds, 6),
-        }
-        for name in ("tenant", "model", "prompt_tokens", "cached_tokens", "completion_tokens"):
-            if value := getattr(record, name):
-                extra[name] = value
-        if record.attempts:
-            extra["replica"] = record.attempts[-1].replica_id
-        for name in ("retries", "resumes", "error"):
-            if value := getattr(record, name):
-                extra[name] = value
-        _access_log.info("request", extra=extra)
+            self.state.spans.add(record, trace)
+        access_log.write(record)
 
     # What probes and scrapers ask.
 
