@@ -5,6 +5,7 @@ Batches are arrays and each event is a map with its tag under `type`, as vLLM 0.
 (vllm-project/vllm#42892); `decode_batch` reads events as arrays too, as older vLLM sent them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +14,12 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
-    """Consecutive full blocks were published; `token_ids` are those of all of them."""
+    """Consecutive full blocks were published; `token_ids` are those of all of them.
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    Hashes are integers in the events of some engines."""
+
+    block_hashes: Sequence[bytes | int]
+    parent_block_hash: bytes | int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
@@ -31,7 +34,7 @@ class BlockStored(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
 class BlockRemoved(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     """Cached blocks were evicted."""
 
-    block_hashes: list[bytes]
+    block_hashes: Sequence[bytes | int]
     medium: str | None = None
     group_idx: int | None = None
 

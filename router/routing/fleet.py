@@ -267,17 +267,19 @@ class Fleet:
             if isinstance(event, AllBlocksCleared):
                 self._index.reset(member)
                 replica.own.clear()
-            elif event.medium not in _MEDIUM:
                 continue
-            elif isinstance(event, BlockStored):
-                if event.kv_cache_spec_kind == "sliding_window":
-                    replica.window_groups.add(event.group_idx)
-                    continue
-                self._index.store(member, reversed(event.block_hashes))
-                replica.own.confirm(event.block_hashes)
-            elif event.group_idx not in replica.window_groups:
-                self._index.discard(member, event.block_hashes)
-                replica.own.confirm(event.block_hashes)
+            if event.medium not in _MEDIUM:
+                continue
+            if isinstance(event, BlockStored) and event.kv_cache_spec_kind == "sliding_window":
+                replica.window_groups.add(event.group_idx)
+            if event.group_idx in replica.window_groups:
+                continue
+            hashes = [h for h in event.block_hashes if isinstance(h, bytes) and h]
+            if isinstance(event, BlockStored):
+                self._index.store(member, reversed(hashes))
+            else:
+                self._index.discard(member, hashes)
+            replica.own.confirm(hashes)
 
     def _member(self, replica: _Replica, rank: int) -> str:
         while len(replica.members) <= rank:
