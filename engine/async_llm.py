@@ -23,6 +23,8 @@ from pagelet.engine.outputs import EngineDead, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.resume import AnswerSoFar
 from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
+from pagelet.engine.structured.checker import GrammarChecker, refuse
+from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
@@ -31,6 +33,7 @@ from pagelet.protocol.engine import (
     EngineCoreReady,
     SchedulerStats,
 )
+from pagelet.protocol.structured import StructuredOutput
 from pagelet.text.bundle import EncodedBundle, TokenizerBundle
 from pagelet.text.tokenizer import Tokenizer
 
@@ -152,6 +155,7 @@ class AsyncLLM:
         self._first_ready = asyncio.Event()
         self._broken_off: str | None = None
         self._threads = ThreadPoolExecutor(_ENCODING_THREADS, "tokenizer")
+        self._grammars = GrammarChecker(options)
         self._bundle: asyncio.Future[EncodedBundle] | None = None
 
     @classmethod
@@ -263,6 +267,10 @@ class AsyncLLM:
             for index, request in enumerate(requests)
             if so_far is None or not so_far[index].finished
         ]
+        if sampling.structured is not None:
+            structured = await self._check_grammar(sampling.structured)
+            for request in requests:
+                request.structured = structured
         engine = self._least_loaded()
         stream = RequestStream(len(wanted), self._abort_stream)
         stream.engine_index = engine.client.engine_index
@@ -278,6 +286,14 @@ class AsyncLLM:
         if stream.request_ids:
             engine.streams.add(stream)
         return stream
+
+    async def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
+        grammar = await self._in_thread(requested.build)
+        # Others may wait for the same verdict: whoever goes away first must not take it along.
+        error = await asyncio.shield(asyncio.wrap_future(self._grammars.check(grammar)))
+        if error:
+            raise refuse(error, requested.param)
+        return StructuredOutput(grammar, requested.thinking)
 
     def _least_loaded(self) -> _Engine:
         if self._broken_off is not None:
@@ -377,3 +393,4 @@ class AsyncLLM:
             await engine.client.close()
             engine.heartbeat.close()
         self._threads.shutdown(cancel_futures=True)
+        self._grammars.close()

@@ -17,9 +17,13 @@ from pagelet.engine.outputs import PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.progress import ProgressBar, StageView
 from pagelet.engine.source import resolve_model, resolve_tokenizer
+from pagelet.engine.structured.backend import GrammarError
+from pagelet.engine.structured.checker import refuse
+from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.structured import StructuredOutput
 
 Prompt = str | Sequence[int]
 
@@ -121,6 +125,10 @@ class LLM:
                 request_id=f"prompt-{number}",
                 arrival_time=time.monotonic(),
             )
+            if wanted.structured is not None:
+                structured = self._check_grammar(wanted.structured)
+                for child in children:
+                    child.structured = structured
             answers = [Answer(i, "", [], "", None, None) for i in range(len(children))]
             text = prompt if isinstance(prompt, str) else None
             completion = Completion(text, token_ids, answers, 0, None)
@@ -151,6 +159,15 @@ class LLM:
             )
         token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
         return self._generate([token_ids], sampling, None, progress=False)[0]
+
+    def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
+        """Compiles in this process: whoever writes a program may wait for their own grammars."""
+        grammar = requested.build()
+        try:
+            self._core.compile(grammar).result()
+        except GrammarError as error:
+            raise refuse(str(error), requested.param) from error
+        return StructuredOutput(grammar, requested.thinking)
 
     def _run(self) -> None:
         try:

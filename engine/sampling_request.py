@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.text.tokenizer import check_unicode
@@ -55,6 +56,8 @@ class RequestedSampling:
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     detokenize: bool | None = None
+    structured: RequestedGrammar | None = None
+    """What the answer must match."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +122,7 @@ class SamplingBuilder:
         values = dict(self._defaults)
         default = requested.default_max_tokens
         for field in dataclasses.fields(requested):
-            if field.name == "default_max_tokens":
+            if field.name in ("default_max_tokens", "structured"):
                 continue
             value = getattr(requested, field.name)
             if value is not None:

@@ -113,6 +113,13 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: ModelOptions
     cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
+class StructuredOutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a grammar may cost to compile; one that costs more is refused."""
+
+    compile_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    compile_memory_bytes: PositiveInt = 1 << 30
+
+
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     parallel: ParallelOptions = msgspec.field(default_factory=ParallelOptions)
     cpu: CpuOptions = msgspec.field(default_factory=CpuOptions)
@@ -120,3 +127,4 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     runner: Literal["model", "simulated"] = "model"
     simulated: SimulatedRunnerOptions = msgspec.field(default_factory=SimulatedRunnerOptions)
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)

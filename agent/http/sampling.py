@@ -3,6 +3,7 @@ the processor's business; what a request leaves out, or gives as null, stays Non
 
 from typing import Any
 
+from pagelet.agent.http.structured import requested_grammar
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
@@ -45,4 +46,5 @@ def completion_sampling(body: CompletionRequest) -> RequestedSampling:
 
 
 def _shared(body: GenerationRequest) -> dict[str, Any]:
-    return {name: getattr(body, name) for name in _SAME_NAME}
+    shared = {name: getattr(body, name) for name in _SAME_NAME}
+    return {**shared, "structured": requested_grammar(body)}

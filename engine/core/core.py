@@ -14,7 +14,7 @@ from pagelet.engine.scheduler.scheduler import Scheduler
 from pagelet.engine.scheduler.speed import MeasuredSpeed
 from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 from pagelet.engine.structured.answer import ConstrainedAnswer
-from pagelet.engine.structured.backend import GrammarError
+from pagelet.engine.structured.backend import GrammarError, Matcher
 from pagelet.engine.structured.store import GrammarStore
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
@@ -24,6 +24,7 @@ from pagelet.protocol.engine import (
     SchedulerStats,
 )
 from pagelet.protocol.kv_events import KVEvent
+from pagelet.protocol.structured import Grammar
 
 _STEPS_IN_FLIGHT = 2
 _CPU_STEP_SECONDS = 0.1
@@ -134,6 +135,11 @@ class EngineCore:
         rejected = self.scheduler.add(request, constraint)
         if rejected is not None:
             self._rejected.append(rejected)
+
+    def compile(self, grammar: Grammar) -> Future[Matcher]:
+        """Begins to compile a grammar; requests that have it need then not wait. Fails with
+        `GrammarError`."""
+        return self._constrained.store.compile(grammar)
 
     def _take_compiled(self) -> None:
         """Lets requests run whose grammars have been compiled."""

@@ -32,8 +32,8 @@ _SHOWN = 500
 
 
 class _TokenTable:
-    """What `llguidance.TokenizerWrapper` reads. Grammars are matched by bytes, so that text need
-    not be encoded."""
+    """What `llguidance.TokenizerWrapper` reads. Where a grammar leaves one text to go on with, its
+    tokens are those that `__call__` cuts it into."""
 
     bos_token_id = None
 
@@ -41,9 +41,35 @@ class _TokenTable:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.tokens: Sequence[bytes] = vocabulary.tokens
         self.special_token_ids = vocabulary.special_ids
+        self._encode = vocabulary.encode
+        self._by_first_byte: dict[int, list[int]] = {}
+        special = frozenset(vocabulary.special_ids)
+        for token_id, token in enumerate(vocabulary.tokens):
+            if token and token_id not in special:
+                self._by_first_byte.setdefault(token[0], []).append(token_id)
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        return []
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text if isinstance(text, bytes) else text.encode()
+        token_ids = self._encode(data.decode(errors="replace"))
+        if b"".join(self.tokens[token_id] for token_id in token_ids) == data:
+            return token_ids
+        return self._cut(data)  # SentencePiece puts a space before a text
+
+    def _cut(self, data: bytes) -> list[int]:
+        """The longest token each time."""
+        token_ids = []
+        while data:
+            candidates = (
+                token_id
+                for token_id in self._by_first_byte.get(data[0], ())
+                if data.startswith(self.tokens[token_id])
+            )
+            longest = max(candidates, key=lambda token_id: len(self.tokens[token_id]), default=None)
+            if longest is None:
+                break
+            token_ids.append(longest)
+            data = data[len(self.tokens[longest]) :]
+        return token_ids
 
 
 class LLGuidanceBackend:

@@ -1,7 +1,7 @@
 """A model's tokens as the grammar libraries need them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagelet.engine.model_config import ModelConfig
 from pagelet.text.tokenizer import Tokenizer
@@ -17,6 +17,8 @@ class Vocabulary:
     """Tokens that are no text: a grammar allows them only by name."""
     eos_token_ids: Sequence[int]
     """What ends an answer, at least one."""
+    encode: Callable[[str], list[int]]
+    """The model's own way to cut a text into tokens."""
 
     @property
     def size(self) -> int:
@@ -31,6 +33,7 @@ def make_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> Vocabulary:
         tokens=[tokenizer.token_text(token_id)[1] for token_id in range(size)],
         special_ids=sorted(token_id for token_id in tokenizer.special_ids if token_id < size),
         eos_token_ids=eos_token_ids(config, tokenizer),
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
     )
 
 

@@ -14,6 +14,7 @@ from pagelet.protocol.openai.fields import (
     unsupported,
 )
 from pagelet.protocol.openai.routing import RouterHints
+from pagelet.protocol.openai.structured import Choices, ResponseFormat, StructuredOutputs
 
 
 class StreamOptions(RequestBody):
@@ -58,6 +59,14 @@ class GenerationRequest(RequestBody):
     request_id: str | None = None
     pagelet: RouterHints | None = None
 
+    # What the answer must match; one of them.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
     # Labels and hints: they change no answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -66,12 +75,6 @@ class GenerationRequest(RequestBody):
 
     service_tier: Annotated[Any, unsupported("auto", "default")] = None
     store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
-    response_format: Annotated[Any, unsupported({"type": "text"})] = None
-    structured_outputs: Annotated[Any, unsupported()] = None
-    guided_json: Annotated[Any, unsupported()] = None
-    guided_regex: Annotated[Any, unsupported()] = None
-    guided_choice: Annotated[Any, unsupported()] = None
-    guided_grammar: Annotated[Any, unsupported()] = None
     use_beam_search: Annotated[Any, unsupported(False)] = None
     length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
     bad_words: Annotated[Any, unsupported([])] = None

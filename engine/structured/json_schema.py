@@ -1,0 +1,181 @@
+"""Which library enforces a JSON schema, and what neither of them can.
+
+A keyword that would be ignored is refused by its name: an answer that parses but does not validate
+is worse than a 400. Annotations, and names that JSON Schema does not know, constrain nothing.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.structured import Grammar, GrammarBackend
+
+MAX_DEPTH: Final = 64
+"""Levels of subschemas."""
+
+_UNSUPPORTED: Final = frozenset(
+    {
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+        *("$dynamicRef", "$recursiveRef"),
+    }
+)
+_OF_ONE: Final = ("additionalProperties", "additionalItems", "items")
+_OF_MANY: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LLGUIDANCE_FORMATS: Final = frozenset(
+    {
+        *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri"),
+        *("uuid", "unknown"),
+    }
+)
+_XGRAMMAR_FORMATS: Final = frozenset({"json-pointer"})
+_ANNOTATION_FORMATS: Final = frozenset(
+    {"int32", "int64", "float", "double", "binary", "byte", "password"}
+)
+"""OpenAPI's, which say how a value is held and not what it may be."""
+_XGRAMMAR_KEYWORDS: Final = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
+        *("anyOf", "$ref", "minProperties", "maxProperties", "format", "minItems", "maxItems"),
+        *("minLength", "maxLength", "pattern"),
+    }
+)
+_LLGUIDANCE_KEYWORDS: Final = _XGRAMMAR_KEYWORDS | {
+    *("patternProperties", "prefixItems", "additionalItems", "oneOf", "allOf", "minimum"),
+    *("maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+
+Schema = dict[str, Any]
+
+
+def json_schema_grammar(schema: Any, param: str) -> Grammar:
+    """The grammar of a JSON schema, given as an object, true, or either as text.
+
+    Raises InvalidRequest, which names the keyword, for what cannot be enforced.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{param} is not JSON: {error}", param) from error
+    root = _Normaliser(param).normalise(schema)
+    return Grammar(_choose(root, param), "json_schema", json.dumps(root, ensure_ascii=False))
+
+
+class _Normaliser:
+    """Rewrites a schema to the same in fewer words, and refuses what cannot be enforced."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._closes = True
+
+    def normalise(self, schema: Any) -> Schema:
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise InvalidRequest(f"{self._param} must be a JSON schema, an object", self._param)
+        # Members of an allOf describe one object together, so that none may be closed on its own.
+        self._closes = not any("allOf" in node for node in walk(schema, self._param))
+        root = self._subschema(schema, "#")
+        assert isinstance(root, dict)
+        return root
+
+    def _subschema(self, schema: Any, path: str) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise InvalidRequest(
+                f"{self._param}: {path} must be a schema, an object or a boolean", self._param
+            )
+        result: Schema = {}
+        for name, value in schema.items():
+            place = f"{path}/{name}"
+            if name in _UNSUPPORTED:
+                if name == "uniqueItems" and value is False:
+                    continue
+                raise InvalidRequest(
+                    f"{self._param}: the keyword '{name}' at {place[:200]} is not supported",
+                    self._param,
+                    "unsupported_keyword",
+                )
+            result[name] = self._value(name, value, place)
+        self._check_format(result, path)
+        if self._closes and "properties" in result and not _is_open(result):
+            result["additionalProperties"] = False
+        return result
+
+    def _value(self, name: str, value: Any, place: str) -> Any:
+        if name in _OF_ONE and not isinstance(value, list):
+            return self._subschema(value, place)
+        if name in (*_OF_MANY, "items") and isinstance(value, list):
+            return [self._subschema(each, f"{place}/{i}") for i, each in enumerate(value)]
+        if name in _OF_NAMES and isinstance(value, dict):
+            return {key: self._subschema(each, f"{place}/{key}") for key, each in value.items()}
+        return value
+
+    def _check_format(self, schema: Schema, path: str) -> None:
+        name = schema.get("format")
+        if name is None:
+            return
+        if name in _ANNOTATION_FORMATS:
+            del schema["format"]
+        elif name not in _LLGUIDANCE_FORMATS | _XGRAMMAR_FORMATS:
+            raise InvalidRequest(
+                f"{self._param}: the 'format' {str(name)[:64]!r} at {path[:200]} is not supported",
+                self._param,
+                "unsupported_keyword",
+            )
+
+
+def walk(schema: Schema, param: str) -> Iterator[Schema]:
+    """All subschemas that are objects. Raises InvalidRequest if they are nested too deeply."""
+    pending: list[tuple[Any, int]] = [(schema, 0)]
+    while pending:
+        node, depth = pending.pop()
+        if not isinstance(node, dict):
+            continue
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
+        yield node
+        for name in (*_OF_ONE, *_OF_MANY):
+            value = node.get(name)
+            pending += [
+                (each, depth + 1) for each in (value if isinstance(value, list) else [value])
+            ]
+        for name in _OF_NAMES:
+            if isinstance(value := node.get(name), dict):
+                pending += [(each, depth + 1) for each in value.values()]
+
+
+def _is_open(schema: Schema) -> bool:
+    """Whether an object's properties are said elsewhere, too."""
+    elsewhere = ("additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref")
+    return any(name in schema for name in elsewhere)
+
+
+def _choose(root: Schema, param: str) -> GrammarBackend:
+    """llguidance, which has more keywords and compiles faster, unless something needs xgrammar."""
+    needs_xgrammar = ""
+    needs_llguidance = ""
+    for node in walk(root, param):
+        counted = [name for name in ("minProperties", "maxProperties") if name in node]
+        optional = set(node.get("properties", ())) - set(node.get("required", ()))
+        if counted and optional:
+            needs_xgrammar = f"'{counted[0]}' beside properties that are not required"
+        if node.get("format") in _XGRAMMAR_FORMATS:
+            needs_xgrammar = f"the 'format' '{node['format']}'"
+        for name in node:
+            if name in _LLGUIDANCE_KEYWORDS - _XGRAMMAR_KEYWORDS:
+                needs_llguidance = f"'{name}'"
+        if node.get("format") in _LLGUIDANCE_FORMATS:
+            needs_llguidance = f"the 'format' '{node['format']}'"
+    if needs_xgrammar and needs_llguidance:
+        raise InvalidRequest(
+            f"{param}: {needs_xgrammar} cannot go with {needs_llguidance} in one schema",
+            param,
+            "unsupported_keyword",
+        )
+    return "xgrammar" if needs_xgrammar else "llguidance"
