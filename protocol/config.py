@@ -108,11 +108,6 @@ class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Default: `kv@<host>@<model>`."""
 
 
-class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Everything that an engine needs to know before it starts."""
-
-    model: ModelOptions
-    cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
 class StructuredOutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a grammar may cost to compile; one that costs more is refused."""
 
@@ -120,11 +115,16 @@ class StructuredOutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_field
     compile_memory_bytes: PositiveInt = 1 << 30
 
 
+class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Everything that an engine needs to know before it starts."""
+
+    model: ModelOptions
+    cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     parallel: ParallelOptions = msgspec.field(default_factory=ParallelOptions)
     cpu: CpuOptions = msgspec.field(default_factory=CpuOptions)
     kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
+    structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)
     runner: Literal["model", "simulated"] = "model"
     simulated: SimulatedRunnerOptions = msgspec.field(default_factory=SimulatedRunnerOptions)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)
