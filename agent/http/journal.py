@@ -57,6 +57,8 @@ class JournaledChunks:
             begin = b"begin %d %d" % (index, output.num_cached_tokens)
             events = b"%b\n: %b\n\n%b" % (first, begin, rest)
         # The last of these events has the delta's text, and ends with an empty line.
+        if len(token_ids) == 1 and output.finish_reason is None:  # nearly always
+            return b"%b: tokens %d %d\n\n" % (events[:-1], index, token_ids[0])
         lines = b""
         if token_ids:
             lines = b": tokens %d %b\n" % (index, ",".join(map(str, token_ids)).encode())
