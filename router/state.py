@@ -13,6 +13,7 @@ from pagelet.router.metrics import RouterMetrics
 from pagelet.router.models import ModelTable, PoolRef
 from pagelet.router.proxy.retries import RetryBudget
 from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDiscovery
+from pagelet.router.replicas.kubernetes import ApiServer, EndpointSliceDiscovery
 from pagelet.router.replicas.pool import ReplicaPool
 from pagelet.router.replicas.replica import Replica
 from pagelet.router.spans import make_spans
@@ -20,7 +21,7 @@ from pagelet.router.tenants.counters import CounterTable
 from pagelet.router.tenants.keys import TenantDirectory
 from pagelet.router.tenants.limits import Limiter
 from pagelet.router.tenants.salt import SaltDeriver
-from pagelet.router.tokens import Tokeniser, fetch_tokenizer
+from pagelet.router.tokens.tokeniser import Tokeniser
 from pagelet.router.upstream.connection import Headers, UpstreamError
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class RouterState:
 
         async def load() -> None:
             try:
-                bundle = await fetch_tokenizer(replica, self.replica_headers)
+                bundle = await replica.fetch_tokenizer(self.replica_headers)
                 await tokeniser.load(bundle, wanted, description.block_size)
             except UpstreamError as error:
                 _log.warning("no tokenizer from replica %s yet: %s", replica.id, error)
@@ -158,9 +159,11 @@ def discoveries_of(pool: Pool) -> list[Discovery]:
         found.append(StaticDiscovery(pool.replicas))
     if pool.replicas_file is not None:
         found.append(FileDiscovery(Path(pool.replicas_file)))
+    if pool.service is not None:
+        found.append(EndpointSliceDiscovery(pool.service, ApiServer.of_pod()))
     if not found:
         raise ValueError(
-            f"pool {pool.name!r} has no replicas: give it 'replicas' or 'replicas_file'"
+            f"pool {pool.name!r} has no replicas: give it 'replicas', 'replicas_file' or 'service'"
         )
     return found
 

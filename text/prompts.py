@@ -33,11 +33,13 @@ class PromptEncoder:
         self.model_name = model_name
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt.
+        """Token ids of a prompt. Raises InvalidRequest, also as `check_length` does."""
+        self.check_length(text)
+        return self.tokenizer.encode(text, add_special_tokens)
 
-        Raises InvalidRequest for a text that is too long to fit, however it is cut into tokens:
-        megabytes of it would take the tokenizer minutes and gigabytes, only to be refused.
-        """
+    def check_length(self, text: str) -> None:
+        """Raises InvalidRequest for a text that is too long to fit, however it is cut into tokens:
+        megabytes of it would take the tokenizer minutes and gigabytes, only to be refused."""
         at_least = math.ceil(len(text) / self.tokenizer.most_characters)
         if at_least > self.max_model_len:
             raise InvalidRequest(
@@ -46,7 +48,6 @@ class PromptEncoder:
                 "prompt",
                 "context_length_exceeded",
             )
-        return self.tokenizer.encode(text, add_special_tokens)
 
     def encode_chat(
         self,

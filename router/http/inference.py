@@ -21,7 +21,7 @@ from pagelet.router.routing.types import RouteRequest
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.limits import Grant
 from pagelet.router.tenants.tenant import Tenant
-from pagelet.router.tokens import CHAT, COMPLETIONS, Prompts
+from pagelet.router.tokens.tokeniser import CHAT, COMPLETIONS, Prompts
 from pagelet.router.tracing import TraceContext
 from pagelet.router.upstream.connection import Headers
 

@@ -8,11 +8,13 @@ from pagelet.protocol.router import ProxyOptions
 from pagelet.router.replicas.breaker import Breaker
 from pagelet.router.replicas.discovery import Endpoint
 from pagelet.router.upstream.client import Upstream
+from pagelet.router.upstream.connection import Headers, UpstreamError
 
 Health = Literal["unknown", "ready", "not ready", "unreachable", "hung", "draining", "gone"]
 
 _ASSUMED_SEQS = 256
 """Requests that a server of another kind is thought to take in one step; it does not say."""
+_FETCH_SECONDS = 30.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -56,3 +58,14 @@ class Replica:
             return self.options.max_in_flight
         seqs = _ASSUMED_SEQS if self.description is None else self.description.max_num_seqs
         return 2 * seqs
+
+    async def fetch_tokenizer(self, headers: Headers) -> bytes:
+        """Its `TokenizerBundle`. Raises `UpstreamError`."""
+        response = await self.upstream.send("GET", "/v1/tokenizer", headers, seconds=_FETCH_SECONDS)
+        try:
+            bundle = await response.read_all(_FETCH_SECONDS)
+        finally:
+            response.close()
+        if response.status != 200:
+            raise UpstreamError(f"HTTP {response.status} for /v1/tokenizer")
+        return bundle
