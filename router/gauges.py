@@ -44,6 +44,9 @@ def view_pool(model: str, pool: ReplicaPool) -> PoolView:
         elif replica.health == "ready":
             shown = "ejected"
         view.replicas[shown] = view.replicas.get(shown, 0) + 1
+    for counts in pool.events.counts:
+        view.kv_event_gaps += counts.gaps
+        view.kv_event_replays += counts.replayed
     rate = 0.0
     for replica_state in pool.fleet.states(now):
         view.inflight_uncached_prefill_tokens += replica_state.pending_prefill_tokens

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pagelet.protocol.router import ProxyOptions, RoutingOptions
 from pagelet.router.queue.waiting_room import WaitingRoom
 from pagelet.router.replicas.discovery import Discovery, Endpoint
+from pagelet.router.replicas.events import EventFollowers
 from pagelet.router.replicas.prober import Prober
 from pagelet.router.replicas.replica import Replica
 from pagelet.router.routing.fleet import Fleet
@@ -41,6 +42,7 @@ class ReplicaPool:
         self.options = options
         self.fleet = Fleet(routing)
         self.room = WaitingRoom(size=options.queue_size, timeout=options.queue_timeout)
+        self.events = EventFollowers(self.fleet)
         self.replicas: dict[str, Replica] = {}
         self._headers = headers
         self._on_replica = on_replica
@@ -61,6 +63,7 @@ class ReplicaPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.events.close()
         for replica in self.replicas.values():
             replica.upstream.close()
 
@@ -159,8 +162,10 @@ class ReplicaPool:
     def _on_change(self, replica: Replica) -> None:
         if replica.health == "gone":
             self.fleet.remove(replica.id)
+            self.events.forget(replica.id)
         elif replica.health != "unknown" and (replica.model_names or replica.is_pagelet):
             self.fleet.add(replica.id, replica.description, time.monotonic())
+            self.events.follow(replica)
         now = time.monotonic()
         taking = [r for r in self.replicas.values() if r.takes_requests(now)]
         self.room.set_capacity(sum(r.capacity for r in taking))
