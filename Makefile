@@ -11,7 +11,7 @@ help: ## List the targets
 install: ## Make .venv with Pagelet and all that it needs (PYTHON=... chooses the interpreter)
 	@scripts/install.sh
 
-demo: install ## Serve SmolLM2-135M and talk to it; ONCE=1 stops after two answers
+demo: install ## Two replicas of SmolLM2-135M, one killed in mid-answer; ONCE=1 ends after it
 	@$(BIN)/python scripts/demo.py $(if $(filter-out 0,$(ONCE)),--once)
 
 test: install ## Run all tests; ARGS="tests/engine -k scheduler" to run some

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,9 +31,12 @@ class Pools:
         state: StateDir,
         runtime: RuntimeDir,
         gpus: Sequence[str],
+        replica_key_file: Path,
         on_change: Callable[[], None],
     ) -> None:
+        """`replica_key_file` has the key that the replicas of services with keys ask for."""
         self._state = state
+        self._replica_key_file = replica_key_file
         self._runtime = runtime
         self._gpus = list(gpus)
         self._on_change = on_change
@@ -44,9 +46,6 @@ class Pools:
         self._numbers: dict[str, itertools.count[int]] = {}
         self._endpoint_numbers = itertools.count()
         self._listed: dict[str, bytes] = {}
-        self.replica_key_file = runtime.path / "replica-key"
-        """The key of the replicas of services that have keys themselves."""
-        write_atomically(self.replica_key_file, secrets.token_hex(32).encode())
 
     def want(self, wanted: Wanted) -> None:
         """Takes what a file asks for; `reconcile` makes it so."""
@@ -110,7 +109,7 @@ class Pools:
             share=0.0 if gpus else self._next_share(),
             gpus=gpus,
             kv_events=(endpoint, f"{endpoint}-replay"),
-            api_key_file=str(self.replica_key_file) if spec.is_guarded else None,
+            api_key_file=str(self._replica_key_file) if spec.is_guarded else None,
             on_change=self._on_change,
         )
         self._replicas.append(replica)

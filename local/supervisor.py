@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -64,7 +65,11 @@ class Supervisor:
         self._show = show
         self._wake = asyncio.Event()
         self._gpus = visible_gpus()
-        self._pools = Pools(state, runtime, self._gpus, self._wake.set)
+        self._replica_key_file = runtime.path / "replica-key"
+        self._cache_salt_file = runtime.path / "cache-salt"
+        for secret in (self._replica_key_file, self._cache_salt_file):
+            write_atomically(secret, secrets.token_hex(32).encode())
+        self._pools = Pools(state, runtime, self._gpus, self._replica_key_file, self._wake.set)
         self._pools.want(wanted)
         for pool, count in replicas.items():
             self._pools.scale(pool, count)
@@ -152,9 +157,11 @@ class Supervisor:
         files = {name: str(self._pools.replicas_file(name)) for name in self._wanted.pools}
         if self._wanted.api_keys is None:
             return self._wanted.router_config(files, None, None)
-        keys_file = self._runtime.path / "api-keys"
-        write_atomically(keys_file, self._wanted.api_keys)
-        return self._wanted.router_config(files, str(keys_file), str(self._pools.replica_key_file))
+        tenants = self._runtime.path / "tenants.yaml"
+        write_atomically(tenants, self._wanted.api_keys)
+        config = self._wanted.router_config(files, str(tenants), str(self._replica_key_file))
+        config.cache_salt_secret_file = str(self._cache_salt_file)
+        return config
 
     def _handle_signal(self, number: int) -> None:
         if number == signal.SIGHUP:

@@ -30,18 +30,23 @@ def wait_for_server(demo: subprocess.Popen[str]) -> list[psutil.Process]:
     raise AssertionError(f"no server: {demo.communicate()}")
 
 
-def test_two_answers_are_streamed_and_the_second_finds_its_prefix() -> None:
+def test_a_shared_prefix_meets_its_replica_and_a_kill_breaks_no_answer() -> None:
     result = subprocess.run(
         [sys.executable, DEMO, "--once"], check=False, capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
     figures = re.findall(
-        r"TTFT \d+ ms, [\d.]+ tokens/s, (\d+) tokens; prompt (\d+) tokens, (\d+) of them cached",
+        r"(smollm2-\d): TTFT \d+ ms, [\d.]+ tokens/s, (\d+) tokens; "
+        r"prompt (\d+) tokens, (\d+) of them cached",
         result.stdout,
     )
-    (_, _, first_cached), (_, prompt, second_cached) = figures
+    (first, _, _, first_cached), (second, _, prompt, second_cached), (third, tokens, _, _) = figures
+    assert first == second
     assert int(first_cached) == 0
     assert 64 <= int(second_cached) < int(prompt)
+    assert f"[kill -9 {third}]" in result.stdout
+    assert f"{third} was killed in mid-answer" in result.stdout
+    assert f"the same {tokens} tokens as when asked once more, undisturbed" in result.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -97,15 +102,15 @@ def test_only_a_gain_is_called_one() -> None:
     demo = runpy.run_path(DEMO)
 
     def answer(seconds: float) -> Any:
-        return demo["Answer"]("text", seconds, 1.0, 100, 80, 10)
+        return demo["Answer"]("text", "smollm2-1", seconds, 1.0, 100, 80, 10, 0.1)
 
     assert "3.0 times as fast" in demo["compare"](answer(0.3), answer(0.1))
     slower = demo["compare"](answer(0.1), answer(0.2))
-    assert slower == "The second prompt found 80 of its 100 tokens in the prefix cache."
+    assert slower.endswith("80 of the second prompt's 100 tokens were there already.")
 
 
 def test_the_stage_of_the_start_is_shown() -> None:
     stage = runpy.run_path(DEMO)["stage"]
     log = "T INFO [supervisor] engine core 0: compiling the CPU kernels (first start only)"
-    assert stage(log) == "starting the server: compiling the CPU kernels (first start only)"
-    assert stage("") == "starting the server"
+    assert stage(log) == "compiling the CPU kernels (first start only)"
+    assert stage("") == "starting"
