@@ -13,6 +13,7 @@ from pagelet.protocol.config import (
     CpuOptions,
     DType,
     EngineOptions,
+    KVCacheDType,
     KVEventsOptions,
     ModelOptions,
     ParallelOptions,
@@ -234,6 +235,10 @@ def serve(
             help="Tokens a KV cache block.",
         ),
     ] = str(_CACHE.block_size),  # type: ignore[assignment]
+    kv_cache_dtype: Annotated[
+        KVCacheDType,
+        typer.Option(help="Of cached keys and values; int8 holds twice the tokens of bfloat16."),
+    ] = _CACHE.dtype,
     kv_cache_memory: Annotated[
         int | None,
         typer.Option(
@@ -361,6 +366,7 @@ def serve(
         ),
         cache=CacheOptions(
             block_size=block_size,  # type: ignore[arg-type]
+            dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory,
             memory_utilization=memory_utilization,
             num_blocks=num_blocks,

@@ -88,6 +88,7 @@ class RunnerInfo(msgspec.Struct, array_like=True, frozen=True):
     """cpu, cuda, or simulated."""
     dtype: str
     """Of weights and activations."""
+    kv_cache_dtype: str
     quantization: str
     """As in the options, or none where what runs has no quantised weights."""
     kernels: str

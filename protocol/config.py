@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -42,6 +43,10 @@ class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     block_size: Literal[8, 16, 32, 64, 128] = 16
     """Tokens a block."""
+    dtype: KVCacheDType = "auto"
+    """Of cached keys and values. auto: that of activations. int8, with a scale for each token's
+    key and value of a head, holds twice the tokens of bfloat16 in the same memory. Other than auto
+    is for the CPU library only."""
     kv_cache_memory_bytes: PositiveInt | None = None
     """Size of the KV cache; default: `memory_utilization` of what is really free."""
     memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None

@@ -261,6 +261,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
         "runs in %s on %s, KV cache in %s, quantization %s; kernels: %s",
         info.dtype,
         info.device,
+        info.kv_cache_dtype,
         info.quantization,
         info.kernels,
     )

@@ -12,6 +12,7 @@ from pagelet.engine.host_memory import read_host_memory
 from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
+from pagelet.kernels.paged_attention.cpu import token_size
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions
 
 _MIB = 1 << 20
@@ -39,9 +40,9 @@ class DeviceMemory:
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int) -> KVLayout:
-    """How the model's layers share pages on one rank."""
+    """How the model's layers share pages on one rank; `dtype` is the KV cache's."""
     heads = kv_heads_per_rank(config.num_kv_heads, tp_size)
-    page_bytes = 2 * block_size * heads * config.head_dim * dtype.itemsize
+    page_bytes = 2 * block_size * heads * token_size(config.head_dim, dtype) * dtype.itemsize
     return make_layout([config.window(layer) for layer in range(config.num_layers)], page_bytes)
 
 

@@ -49,7 +49,9 @@ from pagelet.engine.step import (
     TokenMasks,
 )
 from pagelet.engine.weights.quantized_tensor import StoredTensor
-from pagelet.protocol.config import EngineOptions, Quantization
+from pagelet.kernels.cpu.memory import empty_bytes
+from pagelet.kernels.paged_attention.cpu import token_size
+from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
 """Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
@@ -85,9 +87,10 @@ class ModelRunner:
         limit_threads(options.cpu, tp.size, self.device)
         block_size = options.cache.block_size
         packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
+        kv_dtype = _choose_kv_dtype(options.cache.dtype, self.dtype, recorded=packings is not None)
         self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
         stage("making the KV cache")
-        self.layout = kv_layout(config, block_size, self.dtype, tp.size)
+        self.layout = kv_layout(config, block_size, kv_dtype, tp.size)
         fitting = count_blocks(
             options.cache,
             read_device_memory(self.device, self._model.weight_bytes, options.cpu),
@@ -99,9 +102,13 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         of_ranks = tp.all_gather(torch.tensor([fitting], device=self.device))
         self.num_blocks = int(of_ranks.min())
-        page_shape = (kv_heads_per_rank(config.num_kv_heads, tp.size), block_size, config.head_dim)
+        page_shape = (
+            kv_heads_per_rank(config.num_kv_heads, tp.size),
+            block_size,
+            token_size(config.head_dim, kv_dtype),
+        )
         self._kv = _make_kv_cache(
-            self.layout, config.num_layers, self.num_blocks, page_shape, self.dtype, self.device
+            self.layout, config.num_layers, self.num_blocks, page_shape, kv_dtype, self.device
         )
         self._forward = self._make_forward(options, max_model_len)
         self._rows = RequestRows(
@@ -111,6 +118,7 @@ class ModelRunner:
         self.info = RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
                 formats, why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
@@ -203,6 +211,18 @@ def _load_model(
     return model
 
 
+def _choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:
+    """`dtype` is that of activations; `recorded` says that the CPU library runs the model."""
+    if asked == "auto":
+        return dtype
+    if recorded:
+        return getattr(torch, asked)  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f"--kv-cache-dtype {asked} needs the CPU library, which does not run this model here; "
+        "leave --kv-cache-dtype out"
+    )
+
+
 def _make_kv_cache(
     layout: KVLayout,
     num_layers: int,
@@ -212,8 +232,12 @@ def _make_kv_cache(
     device: torch.device,
 ) -> list[KVBinding]:
     """Each layer's pages. Not zeroed, so that on a CPU pages take memory when they are used."""
+    shape = (2, num_blocks, *page_shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
     slots = [
-        torch.empty(2, num_blocks, *page_shape, dtype=dtype, device=device)
+        empty_bytes(num_bytes).view(dtype).view(shape)
+        if device.type == "cpu"
+        else torch.empty(shape, dtype=dtype, device=device)
         for _ in range(layout.num_slots)
     ]
     places = [layout.place(layer) for layer in range(num_layers)]

@@ -64,7 +64,7 @@ class SimulatedExecutor:
         windows: Sequence[int | None] = (None,),
         num_blocks: int = 16384,
     ) -> None:
-        self.info = RunnerInfo("simulated", "none", "none", "none: the runner is simulated")
+        self.info = RunnerInfo("simulated", "none", "none", "none", "none: the runner is simulated")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
         self._options = options

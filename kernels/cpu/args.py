@@ -98,6 +98,7 @@ class RotaryArgs(ctypes.Structure):
         ("slots", PTR),
         ("x_stride", I64),
         ("dtype", I32),
+        ("cache_dtype", I32),
         ("num_heads", I32),
         ("num_kv_heads", I32),
         ("head_dim", I32),

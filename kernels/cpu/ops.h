@@ -91,11 +91,11 @@ struct RotaryArgs {
   void* x;                  // [rows, num_heads + 2 * num_kv_heads, head_dim]
   const int64_t* positions;  // [rows]
   const float* cos_sin;      // [max_positions, 2, head_dim / 2]
-  void* k_cache;  // [num_blocks, num_kv_heads, page], laid out as kv_cache.h says
+  void* k_cache;  // [num_blocks, num_kv_heads, page], laid out as cpu_pages.h says
   void* v_cache;
   const int64_t* slots;  // [rows]
   int64_t x_stride;
-  int32_t dtype;
+  int32_t dtype, cache_dtype;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
 };
 

@@ -19,10 +19,10 @@ void rotate(T* head, const float* cos, const float* sin, int half) {
   });
 }
 
-template <class T>
+template <class T, class Cache>
 void run(const RotaryArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
   const int dim = args.head_dim;
-  const int64_t page = int64_t{args.block_size} * dim;
+  const int64_t page = args.block_size * token_size<Cache>(dim);
   const int64_t row_size = int64_t{args.num_heads + 2 * args.num_kv_heads} * dim;
   for_rows(pool, rows, row_size, [&](int64_t row) {
     T* heads = static_cast<T*>(args.x) + row * args.x_stride;
@@ -37,9 +37,19 @@ void run(const RotaryArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
     for (int head = 0; head < args.num_kv_heads; ++head) {
       const int64_t start = (block * args.num_kv_heads + head) * page;
       store_token(key + int64_t{head} * dim, value + int64_t{head} * dim, token, dim,
-                  static_cast<T*>(args.k_cache) + start, static_cast<T*>(args.v_cache) + start);
+                  static_cast<Cache*>(args.k_cache) + start,
+                  static_cast<Cache*>(args.v_cache) + start);
     }
   });
+}
+
+template <class T>
+void run(const RotaryArgs& args, int64_t rows, pagelet::ThreadPool& pool) {
+  switch (args.cache_dtype) {
+    case pagelet::kFloat32: return run<T, float>(args, rows, pool);
+    case pagelet::kBFloat16: return run<T, uint16_t>(args, rows, pool);
+    case pagelet::kInt8: return run<T, int8_t>(args, rows, pool);
+  }
 }
 
 }  // namespace

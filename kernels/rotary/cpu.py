@@ -4,6 +4,7 @@ import torch
 
 from pagelet.kernels.cpu.args import OpKind, RotaryArgs
 from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
+from pagelet.kernels.paged_attention.cpu import CACHE_DTYPES, token_size, unsupported
 
 
 def record_rotary_kv_write(
@@ -21,15 +22,17 @@ def record_rotary_kv_write(
 
     heads: [max_rows, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values;
     positions, slot_mapping: [max_rows] int64; cos_sin: [max_positions, 2, head_dim / 2] float32;
-    kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim] of the heads' dtype, whose pages
-    of keys are laid out as `paged_attention/cpu_pages.h` says: block_size is a multiple of 16, and
-    head_dim is even.
+    kv_cache: [2, num_blocks, num_kv_heads, block_size, token_size(head_dim, dtype)], of any dtype
+    and laid out as for `record_kv_write`. Raises ValueError if the cache's shape is not one that
+    `paged_attention.cpu.unsupported` accepts.
     """
-    num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    assert heads.shape[1:] == (num_heads + 2 * num_kv_heads, head_dim), heads.shape
-    assert heads.dtype == kv_cache.dtype
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    head_dim = heads.shape[2]
+    if reason := unsupported(head_dim, block_size, kv_cache.dtype):
+        raise ValueError(reason)
+    assert heads.shape[1] == num_heads + 2 * num_kv_heads, heads.shape
+    assert kv_cache.shape[4] == token_size(head_dim, kv_cache.dtype), (heads.shape, kv_cache.shape)
     assert kv_cache.is_contiguous()
-    assert (block_size % 16, head_dim % 2) == (0, 0), (block_size, head_dim)
     assert cos_sin.dtype == torch.float32
     assert cos_sin.is_contiguous()
     assert cos_sin.shape[1:] == (2, head_dim // 2), cos_sin.shape
@@ -46,6 +49,7 @@ def record_rotary_kv_write(
         slots=pointer(slot_mapping),
         x_stride=row_stride(heads, name="heads"),
         dtype=dtype_code(heads, name="heads"),
+        cache_dtype=CACHE_DTYPES[kv_cache.dtype],
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

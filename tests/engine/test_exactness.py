@@ -34,11 +34,14 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 NUMERICS: dict[str, Any] = {
-    "float32": ("float32", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("bfloat16", "int8"),
-    "int4": ("float32", "int4"),
+    "float32": ("float32", "none", "auto"),
+    "bfloat16": ("bfloat16", "none", "auto"),
+    "bfloat16 cache": ("float32", "none", "bfloat16"),
+    "int8": ("bfloat16", "int8", "auto"),
+    "int8 cache": ("bfloat16", "int8", "int8"),
+    "int4": ("float32", "int4", "auto"),
 }
+"""dtype, quantization, dtype of the KV cache."""
 CASES = [(kind, "float64") for kind in sorted(MODELS)] + [
     (kind, numerics) for kind in ("Gemma3", "Llama") for numerics in NUMERICS
 ]
@@ -61,7 +64,9 @@ def make_core(kind: str, numerics: str, num_blocks: int, **scheduler: Any) -> En
     options = tiny_options(num_blocks=num_blocks, load_format="dummy")
     if numerics != "float64":
         options.cache.block_size = 16
-        options.model.dtype, options.model.quantization = NUMERICS[numerics]
+        dtype, quantization, kv_cache_dtype = NUMERICS[numerics]
+        options.model.dtype, options.model.quantization = dtype, quantization
+        options.cache.dtype = kv_cache_dtype
     for name, value in scheduler.items():
         setattr(options.scheduler, name, value)
     executor = InprocExecutor(lambda: ModelRunner(options, model_config(kind), None, MAX_MODEL_LEN))

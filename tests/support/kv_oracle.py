@@ -41,7 +41,7 @@ class KVOracleExecutor:
     """Implements `Executor`."""
 
     def __init__(self, windows: list[int | None], num_blocks: int, block_size: int) -> None:
-        self.info = RunnerInfo("oracle", "none", "none", "none")
+        self.info = RunnerInfo("oracle", "none", "none", "none", "none")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
         self.block_size = block_size

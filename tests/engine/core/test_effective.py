@@ -7,11 +7,17 @@ import torch
 
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.core.effective import effective_config
+from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
 from pagelet.engine.executor.inproc import InprocExecutor
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.runner.simulated import SimulatedExecutor
-from pagelet.protocol.config import EngineOptions, Quantization, SimulatedRunnerOptions
+from pagelet.protocol.config import (
+    EngineOptions,
+    KVCacheDType,
+    Quantization,
+    SimulatedRunnerOptions,
+)
 from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
 
 
@@ -76,3 +82,29 @@ def test_a_simulated_runner_says_that_it_is_one() -> None:
     got = in_force(options, SimulatedExecutor(SimulatedRunnerOptions(), 131))
     assert got["device"] == "simulated"
     assert got["kernels"] == "none: the runner is simulated"
+
+
+@pytest.mark.parametrize(("asked", "token_bytes"), [("auto", 32), ("bfloat16", 16), ("int8", 12)])
+def test_the_kv_cache_has_the_dtype_that_was_asked_for(
+    asked: KVCacheDType, token_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PAGELET_KERNELS", raising=False)
+    torch.set_num_threads(1)
+    options = tiny_options(num_blocks=10, load_format="dummy")
+    options.cache.block_size, options.cache.dtype = 16, asked
+    options.model.dtype = "float32"
+    config = tiny_config(tiny_transformers_model("Llama"))
+    executor = InprocExecutor(lambda: ModelRunner(options, config, None, 128))
+    got = flat(in_force(options, executor))
+    assert got[".cache.dtype"] == ("float32" if asked == "auto" else asked)
+    elements = 2 * 16 * config.num_kv_heads * config.num_layers * 10
+    assert got[".cache.kv_cache_memory_bytes"] == elements * token_bytes * config.head_dim // 8
+
+
+def test_a_kv_cache_dtype_that_only_the_cpu_library_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGELET_KERNELS", "torch")
+    options = tiny_options(load_format="dummy")
+    options.cache.dtype = "int8"
+    config = tiny_config(tiny_transformers_model("Llama"))
+    with pytest.raises(ConfigurationError, match="--kv-cache-dtype int8 needs the CPU library"):
+        ModelRunner(options, config, None, 128)

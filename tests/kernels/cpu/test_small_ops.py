@@ -14,6 +14,8 @@ from pagelet.kernels.embedding import cpu as embedding_cpu
 from pagelet.kernels.embedding import reference as embedding_reference
 from pagelet.kernels.gated_activation import cpu as gated_activation_cpu
 from pagelet.kernels.gated_activation import reference as gated_activation_reference
+from pagelet.kernels.kv_write.cpu import kv_write
+from pagelet.kernels.paged_attention.cpu import token_size
 from pagelet.kernels.rms_norm import cpu as rms_norm_cpu
 from pagelet.kernels.rms_norm import reference as rms_norm_reference
 from pagelet.kernels.rotary import reference as rotary_reference
@@ -101,27 +103,36 @@ def test_scaled_embedding_is_rounded_once(tier: str) -> None:
     assert torch.equal(out, (table[token_ids].float() * 25.25).bfloat16())
 
 
-def unpack_keys(pages: torch.Tensor) -> torch.Tensor:
-    """[..., block_size, head_dim] of pages in the library's layout."""
-    block_size, head_dim = pages.shape[-2:]
-    pair = 2 if pages.dtype == torch.bfloat16 else 1
-    panels = pages.reshape(*pages.shape[:-2], block_size // 16, head_dim // pair, 16, pair)
-    return panels.transpose(-2, -3).reshape(pages.shape)
+CACHE_DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8])
 
 
-@given(st.integers(0, 9), st.integers(1, 3), st.integers(1, 2), st.integers(1, 20), DTYPES, SEEDS)
+@given(
+    *(st.integers(0, 9), st.integers(1, 3), st.integers(1, 2), st.integers(1, 6)),
+    *(DTYPES, CACHE_DTYPES, SEEDS),
+)
 @MANY
 def test_rotary_and_kv_write(
-    tier: str, rows: int, group: int, num_kv_heads: int, half: int, dtype: torch.dtype, seed: int
+    tier: str,
+    rows: int,
+    group: int,
+    num_kv_heads: int,
+    eighths: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    seed: int,
 ) -> None:
-    head_dim, block_size, num_heads = 2 * half, 32, group * num_kv_heads
+    half, block_size, num_heads = 4 * eighths, 32, group * num_kv_heads
+    head_dim = 2 * half
     heads = random(rows, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, 50, (rows,), generator=generator)
     slots = torch.randperm(4 * block_size, generator=generator)[:rows]
     angles = torch.rand(50, half, generator=generator) * 6
     cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
-    cache = torch.full((2, 4, num_kv_heads, block_size, head_dim), math.nan, dtype=dtype)
+    token = token_size(head_dim, cache_dtype)
+    poison = 99 if cache_dtype == torch.int8 else math.nan
+    cache = torch.full((2, 4, num_kv_heads, block_size, token), poison, dtype=cache_dtype)
+    written = cache.clone()
     got = heads.clone()
     program = Program()
     record_rotary_kv_write(program, got, positions, cos_sin, cache, slots, num_heads=num_heads)
@@ -132,15 +143,9 @@ def test_rotary_and_kv_write(
     expected = rotary_reference.rotary(turned, cos, sin)
     assert torch.equal(got[:, : num_heads + num_kv_heads], expected)
     assert torch.equal(got[:, num_heads + num_kv_heads :], heads[:, num_heads + num_kv_heads :])
-    written = torch.zeros(4 * block_size, dtype=torch.bool)
-    written[slots] = True
-    for cached, values in (
-        (unpack_keys(cache[0]), expected[:, num_heads:]),
-        (cache[1], heads[:, num_heads + num_kv_heads :]),
-    ):
-        by_slot = cached.transpose(1, 2).flatten(0, 1)
-        assert torch.equal(by_slot[slots], values)
-        assert by_slot[~written].isnan().all()
+    keys, values = expected[:, num_heads:], heads[:, num_heads + num_kv_heads :]
+    kv_write(keys, values, written, slots)
+    assert torch.equal(cache.view(torch.uint8), written.view(torch.uint8))
 
 
 def test_rows_are_bit_equal_in_every_batch(tier: str) -> None:
