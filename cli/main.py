@@ -24,6 +24,8 @@ _COMMANDS = {
     "router": _Command("pagelet.cli.router", "Make several servers one endpoint."),
     "keys": _Command("pagelet.cli.keys", "Make and revoke API keys of a router's tenants."),
     "explain": _Command("pagelet.cli.explain", "Show how a router treated a request."),
+    "fetch": _Command("pagelet.cli.fetch", "Download a model, and check every file of it."),
+    "operator": _Command("pagelet.cli.operator", "Make services run in a Kubernetes cluster."),
     "doctor": _Command("pagelet.cli.doctor", "Say what this machine has, and what does not fit."),
     "bench": _Command("pagelet.bench.cli", "Measure the engine and the server."),
     "version": _Command("pagelet.cli.version", "Print the version."),
