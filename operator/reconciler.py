@@ -1,0 +1,212 @@
+"""Makes the cluster be what a service asks for, and reports what it is."""
+
+import datetime
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from pagelet.operator.children import Child, Children, with_digest
+from pagelet.operator.kube.client import ApiError, Client, Conflict, NotFound
+from pagelet.operator.kube.reflector import Key
+from pagelet.operator.kube.resources import EVENTS, SERVICES, Object
+from pagelet.operator.metrics import Metrics
+from pagelet.operator.plan import plan
+from pagelet.operator.planning.context import Context
+from pagelet.operator.recorder import Recorder
+from pagelet.operator.replicas import Replicas
+from pagelet.operator.services import Services
+from pagelet.operator.status.compute import Observed, compute_status, invalid_status
+from pagelet.operator.status.problems import pod_problem, waits_silently
+from pagelet.protocol.inference_service.load import InvalidServices, read_service
+from pagelet.protocol.inference_service.status import ServiceStatus
+from pagelet.protocol.inference_service.types import API_VERSION, KIND, InferenceService
+
+_REFUSED: Final = {400, 403, 404, 409, 413, 422}
+"""Answers that the same request would get again."""
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The API server did not take something; said in the status, and tried again later."""
+
+
+class Reconciler:
+    """`reconcile` may be called at any time, in any order, and for one key at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        services: Services,
+        children: Children,
+        replicas: Replicas,
+        recorder: Recorder,
+        metrics: Metrics,
+        context: Context,
+    ) -> None:
+        self._client = client
+        self._services = services
+        self._children = children
+        self._replicas = replicas
+        self._recorder = recorder
+        self._metrics = metrics
+        self._context = context
+
+    async def reconcile(self, key: Key) -> None:
+        """One service. Raises Refused where waiting or another spec may help, and ApiError or what
+        requests raise if it could not be done now."""
+        body = self._services.get(key)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            self._metrics.forget(key)
+            return  # the cluster collects what it owns
+        with self._metrics.reconciling():
+            try:
+                service = read_service(body)
+            except InvalidServices as error:
+                status = _status_of(body)
+                await self._report(
+                    body, invalid_status(status, _generation(body), str(error), _now())
+                )
+                return
+            refusals = await self._apply(key, body, service)
+            await self._report(body, await self._observe(key, body, service, refusals))
+        if refusals:
+            raise Refused("; ".join(refusals))
+
+    async def _apply(self, key: Key, body: Object, service: InferenceService) -> list[str]:
+        """What the API server refused, in words."""
+        uid = body["metadata"]["uid"]
+        children = {
+            (child.resource.kind, child.name): child
+            for child in self._children.of(key)
+            if uid in child.owners
+        }
+        refusals = []
+        planned = set()
+        objects = plan(service, self._context)
+        if self._scales_down(key, objects):
+            # The cluster takes the cheapest pods first, so costs must be of now.
+            await self._replicas.refresh(key)
+        for made in objects:
+            owned = _owned(made, body)
+            planned.add((made["kind"], made["metadata"]["name"]))
+            child = children.get((made["kind"], made["metadata"]["name"]))
+            if child is not None and child.is_as_planned(owned):
+                continue
+            try:
+                # What is not ours yet may be someone else's: it is not taken by force.
+                await self._client.apply(with_digest(owned), force=child is not None)
+                self._metrics.applied.value += 1
+            except ApiError as error:
+                if error.code not in _REFUSED:
+                    raise
+                refusals.append(_refusal(made, error))
+        if not refusals:
+            await self._prune(key, (c for k, c in children.items() if k not in planned))
+        return refusals
+
+    async def _prune(self, key: Key, unwanted: Iterable[Child]) -> None:
+        for child in unwanted:
+            log.info("deleting %s %s/%s", child.resource.kind, key[0], child.name)
+            await self._client.delete(child.resource, key[0], child.name, child.uid)
+            self._metrics.pruned.value += 1
+
+    def _scales_down(self, key: Key, objects: list[Object]) -> bool:
+        there = self._children.deployments(key)
+        return any(
+            made["kind"] == "Deployment"
+            and made["metadata"]["name"] in there
+            and made["spec"]["replicas"] < there[made["metadata"]["name"]]["spec"]["replicas"]
+            for made in objects
+        )
+
+    async def _observe(
+        self, key: Key, body: Object, service: InferenceService, refusals: list[str]
+    ) -> ServiceStatus:
+        pods = self._children.pods(key)
+        warnings = {}
+        for pod in pods:
+            if waits_silently(pod) and pod_problem(pod) is None:
+                warnings[pod["metadata"]["name"]] = await self._warnings(pod)
+        observed = Observed(
+            deployments=self._children.deployments(key),
+            pods=pods,
+            warnings=warnings,
+            refusals=refusals,
+            rates=self._replicas.rates(key),
+        )
+        previous = _status_of(body).conditions
+        return compute_status(service, _generation(body), observed, previous, _now())
+
+    async def _warnings(self, pod: Object) -> list[str]:
+        metadata = pod["metadata"]
+        selector = f"involvedObject.uid={metadata['uid']},type=Warning"
+        events, _ = await self._client.list_all(
+            EVENTS, metadata["namespace"], fieldSelector=selector
+        )
+        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return [event.get("message") or event.get("reason") or "" for event in events]
+
+    async def _report(self, body: Object, status: ServiceStatus) -> None:
+        written: dict[str, Any] = msgspec.to_builtins(status)
+        self._metrics.saw_status(_key(body), status)
+        if written == body.get("status"):
+            return
+        metadata = {key: body["metadata"][key] for key in ("name", "namespace")}
+        made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": written}
+        try:
+            after = await self._client.apply_status(SERVICES, made)
+        except NotFound:
+            return  # deleted meanwhile
+        await self._recorder.tell_changes(body, _status_of(body).conditions, status.conditions)
+        self._services.saw(after)
+
+
+def _owned(made: Object, body: Object) -> Object:
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": body["metadata"]["name"],
+        "uid": body["metadata"]["uid"],
+        "controller": True,
+        # Else deleting the service in the foreground would need the right to its finalizers.
+        "blockOwnerDeletion": False,
+    }
+    return made | {"metadata": made["metadata"] | {"ownerReferences": [owner]}}
+
+
+def _refusal(made: Object, error: ApiError) -> str:
+    kind, name = made["kind"], made["metadata"]["name"]
+    if isinstance(error, NotFound) and kind == "HTTPRoute":
+        return (
+            "the cluster has no HTTPRoute: install the Gateway API, or take "
+            "spec.exposure.httpRoute out"
+        )
+    if isinstance(error, Conflict):
+        return (
+            f"there is a {kind} {name} that does not belong to this service: rename the service, "
+            f"or delete it ({error.message})"
+        )
+    return f"{kind} {name}: {error.message}"
+
+
+def _status_of(body: Object) -> ServiceStatus:
+    try:
+        return msgspec.convert(body.get("status") or {}, ServiceStatus)
+    except msgspec.ValidationError:  # of another version of the operator
+        return ServiceStatus()
+
+
+def _generation(body: Object) -> int:
+    return int(body["metadata"].get("generation", 1))
+
+
+def _key(body: Object) -> Key:
+    return body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _now() -> str:
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    return now.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,243 @@
+"""A service's status from what is there: a pure function."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pagelet.operator.kube.resources import Object
+from pagelet.operator.planning.exposure import endpoint
+from pagelet.operator.planning.objects import (
+    COMPONENT_LABEL,
+    Component,
+    agent_name,
+    router_name,
+    selector,
+)
+from pagelet.operator.status.problems import Problem, is_downloading, pod_problem
+from pagelet.protocol.inference_service.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    PodCounts,
+    ReplicaRates,
+    ServiceStatus,
+)
+from pagelet.protocol.inference_service.types import InferenceService
+
+_INVALID: Final = {"CreateContainerConfigError", "ConfigurationRefused", "InvalidImageName"}
+"""Problems that only another spec, or another Secret, can solve."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What is there of one service."""
+
+    deployments: Mapping[str, Object]
+    """By name."""
+    pods: Sequence[Object]
+    warnings: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Messages of a pod's events, by the pod's name."""
+    refusals: Sequence[str] = ()
+    """What the API server said of objects that it did not take."""
+    rates: Sequence[ReplicaRates] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+    """Of a Deployment."""
+
+    wanted: int
+    replicas: int
+    ready: int
+    updated: int
+    settled: bool
+    """Whether all pods are of the last spec, and ready."""
+    stalled: str | None
+    """Why it makes no progress."""
+
+
+def compute_status(
+    service: InferenceService,
+    generation: int,
+    observed: Observed,
+    previous: Iterable[Condition],
+    now: str,
+) -> ServiceStatus:
+    """The status of a service whose spec is sound. `now` is RFC 3339."""
+    agents = _counts(observed, agent_name(service.name, "stable"))
+    canary = _counts(observed, agent_name(service.name, "canary")) if service.spec.canary else None
+    router = _counts(observed, router_name(service.name))
+    agent_problems = _problems(observed, "agent")
+    problems = [*agent_problems, *_problems(observed, "router")]
+    ready_replicas = agents.ready + (canary.ready if canary else 0)
+    valid = _valid(observed.refusals, problems)
+    model = _model(service, ready_replicas, observed.pods, agent_problems)
+    progressing = _progressing([agents, router, *([canary] if canary else [])])
+    degraded = _degraded(observed.refusals, problems, progressing)
+    ready = _ready(service, agents, ready_replicas, router, valid, degraded, model)
+    return ServiceStatus(
+        observed_generation=generation,
+        conditions=_dated([valid, model, progressing, degraded, ready], previous, generation, now),
+        replicas=agents.replicas,
+        ready_replicas=agents.ready,
+        updated_replicas=agents.updated,
+        canary=_pod_counts(canary) if canary else None,
+        router=_pod_counts(router),
+        selector=",".join(
+            f"{label}={value}" for label, value in selector(service.name, "agent", "stable").items()
+        ),
+        endpoint=endpoint(service),
+        rates=list(observed.rates),
+    )
+
+
+def invalid_status(before: ServiceStatus, generation: int, message: str, now: str) -> ServiceStatus:
+    """The status of a service whose spec cannot be planned; what runs is left as it is, and so is
+    what was said of it."""
+    kept = [c for c in before.conditions if c.type not in ("Valid", "Progressing")]
+    news = _dated(
+        [
+            _Finding("Valid", "False", "InvalidSpec", message),
+            _Finding("Progressing", "False", "InvalidSpec", "nothing is changed until it is valid"),
+        ],
+        before.conditions,
+        generation,
+        now,
+    )
+    before.conditions = sorted([*kept, *news], key=lambda condition: condition.type)
+    before.observed_generation = generation
+    return before
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finding:
+    """A condition without its dates."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def _problems(observed: Observed, component: Component) -> list[Problem]:
+    found = set()
+    for pod in observed.pods:
+        metadata = pod["metadata"]
+        if metadata["labels"][COMPONENT_LABEL] == component:
+            found.add(pod_problem(pod, observed.warnings.get(metadata["name"], ())))
+    return sorted(problem for problem in found if problem is not None)
+
+
+def _counts(observed: Observed, name: str) -> _Counts:
+    deployment = observed.deployments.get(name)
+    if deployment is None:
+        return _Counts(0, 0, 0, 0, False, None)
+    wanted = int(deployment["spec"].get("replicas", 1))
+    status = deployment.get("status") or {}
+    replicas, ready = int(status.get("replicas", 0)), int(status.get("readyReplicas", 0))
+    updated = int(status.get("updatedReplicas", 0))
+    seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    stalled = None
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "Progressing" and condition["status"] == "False":
+            stalled = condition.get("message") or "no progress"
+    settled = seen and replicas == ready == updated == wanted
+    return _Counts(wanted, replicas, ready, updated, settled, stalled)
+
+
+def _pod_counts(counts: _Counts) -> PodCounts:
+    return PodCounts(replicas=counts.replicas, ready_replicas=counts.ready)
+
+
+def _valid(refusals: Sequence[str], problems: Sequence[Problem]) -> _Finding:
+    if refusals:
+        return _Finding("Valid", "False", "Refused", "; ".join(refusals))
+    for problem in problems:
+        if problem.reason in _INVALID:
+            return _Finding("Valid", "False", problem.reason, problem.message)
+    return _Finding("Valid", "True", "Accepted", "the spec can be served")
+
+
+def _model(
+    service: InferenceService, ready: int, pods: Sequence[Object], problems: Sequence[Problem]
+) -> _Finding:
+    uri = service.spec.model.uri
+    if ready:
+        return _Finding("ModelLoaded", "True", "Loaded", f"{uri} is loaded in {ready} replicas")
+    if service.spec.replicas == 0:
+        return _Finding("ModelLoaded", "False", "ScaledToZero", "spec.replicas is 0")
+    for problem in problems:
+        return _Finding("ModelLoaded", "False", problem.reason, problem.message)
+    if any(is_downloading(pod) for pod in pods):
+        return _Finding("ModelLoaded", "False", "Downloading", f"{uri} is being downloaded")
+    return _Finding("ModelLoaded", "False", "Loading", f"{uri} is being loaded")
+
+
+def _progressing(parts: Sequence[_Counts]) -> _Finding:
+    stalled = [part.stalled for part in parts if part.stalled]
+    if stalled:
+        return _Finding("Progressing", "False", "Stalled", "; ".join(stalled))
+    if all(part.settled for part in parts):
+        return _Finding("Progressing", "False", "Complete", "everything is as the spec says")
+    agents, router = parts[0], parts[1]
+    message = (
+        f"{agents.updated} of {agents.wanted} replicas are up to date, {agents.ready} ready; "
+        f"{router.updated} of {router.wanted} routers, {router.ready} ready"
+    )
+    return _Finding("Progressing", "True", "RollingOut", message)
+
+
+def _degraded(
+    refusals: Sequence[str], problems: Sequence[Problem], progressing: _Finding
+) -> _Finding:
+    if refusals:
+        return _Finding("Degraded", "True", "Refused", "; ".join(refusals))
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return _Finding("Degraded", "True", problems[0].reason, problems[0].message + more)
+    if progressing.reason == "Stalled":
+        return _Finding("Degraded", "True", "Stalled", progressing.message)
+    return _Finding("Degraded", "False", "AsExpected", "nothing is wrong")
+
+
+def _ready(
+    service: InferenceService,
+    agents: _Counts,
+    ready_replicas: int,
+    router: _Counts,
+    valid: _Finding,
+    degraded: _Finding,
+    model: _Finding,
+) -> _Finding:
+    if ready_replicas and router.ready:
+        counts = f"{agents.ready} of {agents.wanted} replicas answer at {endpoint(service)}"
+        if degraded.status == "True":
+            return _Finding("Ready", "True", "Degraded", f"{counts}, but {degraded.message}")
+        return _Finding("Ready", "True", "Serving", counts)
+    for finding in (valid, degraded):
+        if finding.status != ("True" if finding is valid else "False"):
+            return _Finding("Ready", "False", finding.reason, finding.message)
+    if not ready_replicas:
+        return _Finding("Ready", "False", model.reason, model.message)
+    return _Finding("Ready", "False", "RouterStarting", "no router is ready yet")
+
+
+def _dated(
+    findings: Iterable[_Finding], previous: Iterable[Condition], generation: int, now: str
+) -> list[Condition]:
+    before = {condition.type: condition for condition in previous}
+    dated = []
+    for finding in findings:
+        old = before.get(finding.type)
+        same = old is not None and old.status == finding.status
+        dated.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message,
+                last_transition_time=old.last_transition_time if old and same else now,
+                observed_generation=generation,
+            )
+        )
+    return dated

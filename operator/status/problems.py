@@ -1,0 +1,109 @@
+"""What keeps a pod from working, in words that say what to do."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from pagelet.operator.kube.resources import Object
+
+EXIT_CONFIGURATION: Final = 78
+"""Exit code of `pagelet serve`: starting it again would not help."""
+_WAITING: Final = {
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
+_MOST_CHARACTERS: Final = 600
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """Something that does not mend itself."""
+
+    reason: str
+    """One word for programs."""
+    message: str
+
+
+def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
+    """What is wrong with a pod; `warnings` are messages of its events, newest last, which are
+    looked at only if the pod itself tells nothing."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    if pod["metadata"].get("deletionTimestamp"):
+        return None
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Problem("Unschedulable", f"pod {name}: {condition.get('message')}")
+    for container in _containers(status):
+        if (problem := _container_problem(name, container)) is not None:
+            return problem
+    if not _is_ready(status):
+        for warning in reversed(list(warnings)):
+            return Problem("CannotStart", f"pod {name}: {_short(warning)}")
+    return None
+
+
+def waits_silently(pod: Object) -> bool:
+    """Whether a pod is still being set up, so that only its events could tell what it waits for: a
+    volume whose Secret is missing, say."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Pending" and not pod["metadata"].get("deletionTimestamp")
+
+
+def is_downloading(pod: Object) -> bool:
+    """Whether a pod's loader runs."""
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    return any("running" in container.get("state", {}) for container in statuses)
+
+
+def _containers(status: Object) -> Iterator[Object]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _container_problem(pod: str, container: Object) -> Problem | None:
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if waiting.get("reason") in _WAITING:
+        return Problem(waiting["reason"], f"pod {pod}: {_short(waiting.get('message') or '')}")
+    last = ended or (container.get("lastState") or {}).get("terminated") or {}
+    if container.get("ready") or not last.get("exitCode"):
+        return None
+    words = _last_words(last.get("message") or "")
+    if last.get("reason") == "OOMKilled":
+        limit = "it used more memory than its limit: raise resources.memory, or lower what the "
+        return Problem("OutOfMemory", f"pod {pod}: {limit}engine takes (kvCache, maxNumSeqs)")
+    if container["name"] == "fetch-model":
+        return Problem("ModelUnavailable", f"pod {pod}: {words or 'the download failed'}")
+    if last["exitCode"] == EXIT_CONFIGURATION:
+        return Problem("ConfigurationRefused", f"pod {pod}: {words}")
+    advice = words or f"see kubectl logs {pod} -c {container['name']} --previous"
+    return Problem("Crashing", f"pod {pod}: exit code {last['exitCode']}: {advice}")
+
+
+def _last_words(log: str) -> str:
+    """The message of the last line of a log, which is JSON or text."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    try:
+        entry: Any = json.loads(lines[-1])
+    except ValueError:
+        entry = None
+    if isinstance(entry, dict) and "message" in entry:
+        return _short(str(entry["message"]))
+    return _short(lines[-1].removeprefix("Error: "))
+
+
+def _is_ready(status: Object) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
