@@ -79,6 +79,7 @@ class Inference:
         )
         record.note("admitted")
         record.waited_seconds = permit.waited_seconds
+        record.model = self.state.models.label(model.route)  # the first replica may have told it
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
             generates = self.exchange.path in (CHAT, COMPLETIONS)
