@@ -1,0 +1,243 @@
+"""Formats in which the whole message is one or several calls, or none: Llama, Gemma."""
+
+import ast
+import json
+from collections.abc import Collection
+from typing import Any
+
+from pagelet.agent.tools.events import CallArguments, CallBegin, Content, Event, held_back
+from pagelet.agent.tools.json_call import JsonCall
+from pagelet.agent.tools.marked import TextBetween
+
+_SPACE = " \t\r\n"
+
+
+class JsonParser:
+    """Llama 3's: a message that begins with `{` (or `[{`), perhaps after `<|python_tag|>`, is calls
+    with `;`, `,` or white space between them. An object that calls none of the tools is text."""
+
+    _TAG = "<|python_tag|>"
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._head = ""
+        """The text before the first `{`, as long as a call may follow."""
+        self._is_text = False
+        self._call: JsonCall | None = None
+        self._called = False
+
+    def push(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        for used, char in enumerate(text):
+            if self._is_text:
+                return [*events, *([] if self._called else [Content(text[used:])])]
+            events += self._push(char)
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        return [] if self._is_text else self._give_up()
+
+    def _push(self, char: str) -> list[Event]:
+        if self._call is None:
+            if char == "{":
+                self._call = JsonCall(self._names)
+                return self._call.push(char)
+            self._head += char
+            head = self._head.lstrip()
+            starts = self._TAG.startswith(head) or head.removeprefix(self._TAG).strip() in ("", "[")
+            between = self._called and not head.strip(_SPACE + ";,]")
+            return [] if starts or between else self._give_up()
+        events = self._call.push(char)
+        self._called = self._called or bool(events)
+        if self._call.ended:
+            self._head, self._call = "", None
+        elif self._call.broken:
+            return events + self._give_up()
+        return events
+
+    def _give_up(self) -> list[Event]:
+        """What was held back is text, unless calls went before it."""
+        self._is_text = True
+        text = self._head + (self._call.raw if self._call is not None else "")
+        return [Content(text)] if text and not self._called else []
+
+
+class PythonicParser:
+    """Llama 3.2's and 4's: the message is a list of calls as Python writes them,
+    `[f(a=1), g(b="x")]`. A call is passed on when it is complete."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._raw = ""
+        self._is_text = False
+        self._calls = _PythonCalls()
+        self._called = False
+
+    def push(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        for used, char in enumerate(text):
+            if self._is_text:
+                return [*events, *([] if self._called else [Content(text[used:])])]
+            self._raw += char
+            if self._raw.lstrip()[:1] not in ("", "["):
+                events += self._give_up()
+                continue
+            call = self._calls.push(char) if self._raw.lstrip() not in ("", "[") else None
+            if call is not None:
+                parsed = parse_python_call(call, self._names)
+                if parsed is None:
+                    events += self._give_up()
+                else:
+                    self._called = True
+                    events += parsed
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        return [] if self._is_text else self._give_up()
+
+    def _give_up(self) -> list[Event]:
+        self._is_text = True
+        return [Content(self._raw)] if self._raw and not self._called else []
+
+
+class _PythonCalls:
+    """Cuts text into calls at their closing parentheses."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    def push(self, char: str) -> str | None:
+        """The call that the character completes."""
+        if not self._depth and not self._text and char in ",]" + _SPACE:
+            return None
+        self._text += char
+        if self._quote:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == self._quote:
+                self._quote = ""
+        elif char in "\"'":
+            self._quote = char
+        elif char in "([{":
+            self._depth += 1
+        elif char in ")]}":
+            self._depth -= 1
+            if not self._depth and char == ")":
+                text, self._text = self._text, ""
+                return text
+        return None
+
+
+def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] | None:
+    """The events of one call with keyword arguments that are literals; None for anything else."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(node, ast.Call):
+            return None
+        name = ast.unparse(node.func)
+        if node.args or (names is not None and name not in names):
+            return None
+        arguments = {
+            keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg
+        }
+        encoded = json.dumps(arguments, ensure_ascii=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return [CallBegin(name), CallArguments(encoded)]
+
+
+class FencedParser:
+    """Gemma's: a fenced block of `tool_code` (Python) or `tool_call` (JSON) in the text. A block's
+    calls are passed on when it is complete; a block that holds none is text."""
+
+    _FENCE = "```"
+    _MARKS = ("```tool_code", "```tool_call")
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._text = TextBetween()
+        self._pending = ""
+        self._mark = ""
+
+    def push(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        self._pending += text
+        events: list[Event] = []
+        while self._pending:
+            if self._mark:
+                body, fence, after = self._pending.partition(self._FENCE)
+                if not fence:
+                    break
+                events += self._block(body, self._mark + body + fence)
+                self._mark, self._pending = "", after
+                continue
+            found = [at for mark in self._MARKS if (at := self._pending.find(mark)) >= 0]
+            if found:
+                first = min(found)
+                events += self._text.push(self._pending[:first])
+                end = first + len(self._MARKS[0])
+                self._mark, self._pending = self._pending[first:end], self._pending[end:]
+                continue
+            shown = len(self._pending) - held_back(self._pending, self._MARKS)
+            events += self._text.push(self._pending[:shown])
+            self._pending = self._pending[shown:]
+            break
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        if self._mark:  # a model may stop without closing its last block
+            events += self._block(self._pending, self._mark + self._pending)
+        else:
+            events += self._text.push(self._pending)
+        self._pending = self._mark = ""
+        return events + self._text.finish()
+
+    def _block(self, body: str, raw: str) -> list[Event]:
+        calls = parse_json_calls(body, self._names) or self._python_calls(body)
+        if not calls:
+            return self._text.push(raw)
+        self._text.call()
+        return calls
+
+    def _python_calls(self, body: str) -> list[Event]:
+        cut, events = _PythonCalls(), list[Event]()
+        for char in body.strip().removeprefix("["):
+            call = cut.push(char)
+            if call is None:
+                continue
+            inner = call.strip()
+            if inner.startswith("print(") and inner.endswith(")"):
+                inner = inner[len("print(") : -1]
+            events += parse_python_call(inner, self._names) or ()
+        return events
+
+
+def parse_json_calls(text: str, names: Collection[str] | None) -> list[Event]:
+    """The events of a JSON call, or of an array of them; none if it is anything else."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    events: list[Event] = []
+    for each in value if isinstance(value, list) else [value]:
+        call = JsonCall(names)
+        read: list[Event] = []
+        for char in json.dumps(each, ensure_ascii=False):
+            if call.ended or call.broken:
+                break
+            read += call.push(char)
+        if not call.ended:
+            return []
+        events += read
+    return events
