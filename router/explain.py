@@ -7,39 +7,43 @@ import msgspec
 
 from pagelet.protocol.openai.errors import ApiError
 from pagelet.router.record import RequestRecord
-from pagelet.router.tenants.tenant import Tenant
 
 _MOST_RECORDS: Final = 4096
 
 
 class Explanations:
-    """A ring of records: the newest `capacity`, by request id."""
+    """A ring of records: the newest `capacity`. Clients choose their requests' ids, so a record is
+    found by its tenant and its id, and no tenant can take the place of another's."""
 
     def __init__(self, capacity: int = _MOST_RECORDS) -> None:
         self._capacity = capacity
-        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._records: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
 
     def add(self, record: RequestRecord) -> None:
         """Remembers a request from when it came, so that a running one is explained too."""
-        self._records.pop(record.request_id, None)
-        self._records[record.request_id] = record
+        key = (record.tenant, record.request_id)
+        self._records.pop(key, None)
+        self._records[key] = record
         if len(self._records) > self._capacity:
             self._records.popitem(last=False)
 
-    def get(self, request_id: str, tenant: Tenant) -> RequestRecord:
-        """A request as far as it has come. Raises 404, also for another tenant's request."""
-        record = self._records.get(request_id)
-        if record is None or not (tenant.admin or record.tenant == tenant.name):
-            raise ApiError(
-                404,
-                f"No recent request has the id {request_id[:128]!r}; a router remembers its last "
-                f"{self._capacity}.",
-                code="request_not_found",
-            )
-        return record
-
-    def encode(self, request_id: str, tenant: Tenant) -> bytes:
-        """The same as JSON."""
-        shown = msgspec.to_builtins(self.get(request_id, tenant))
+    def find(self, request_id: str, tenant: str, *, admin: bool) -> bytes | None:
+        """A request as far as it has come, as JSON. An admin finds the newest of any tenant."""
+        record = self._records.get((tenant, request_id))
+        if record is None and admin:
+            newest_first = reversed(self._records.values())
+            record = next((found for found in newest_first if found.request_id == request_id), None)
+        if record is None:
+            return None
+        shown = msgspec.to_builtins(record)
         del shown["began"]  # a clock that means nothing elsewhere
         return msgspec.json.encode(shown)
+
+    def not_found(self, request_id: str) -> ApiError:
+        """The answer about a request that is not there, or another tenant's."""
+        return ApiError(
+            404,
+            f"No recent request has the id {request_id[:128]!r}; a router remembers its last "
+            f"{self._capacity}.",
+            code="request_not_found",
+        )

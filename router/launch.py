@@ -30,6 +30,8 @@ class WorkerLaunch(msgspec.Struct, kw_only=True):
     settings: RouterSettings
     worker: int
     """Its number, from 0."""
+    siblings: str
+    """By which the workers of one router find one another."""
     listen_fd: int
     """The inherited listening socket."""
     counters_fd: int

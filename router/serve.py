@@ -19,6 +19,7 @@ from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
 from pagelet.router.http.app import RouterApp
 from pagelet.router.launch import WorkerLaunch
+from pagelet.router.siblings import Siblings
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
 
@@ -26,7 +27,8 @@ from pagelet.router.tenants.counters import CounterTable
 async def serve(launch: WorkerLaunch, state: RouterState, link: ParentLink) -> bool:
     """Serves until drained. Returns whether all requests finished."""
     loop = asyncio.get_running_loop()
-    server = HTTPServer(RouterApp(state))
+    siblings = Siblings(launch.siblings, launch.worker, launch.settings.workers)
+    server = HTTPServer(RouterApp(state, siblings))
     drains: list[asyncio.Task[bool]] = []
 
     def begin_drain() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -45,6 +46,7 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
     try:
         with contextlib.closing(bind(settings.host, settings.port)) as listener:
             counters_fd = create_counters(settings.workers)
+            siblings = secrets.token_hex(8)
             workers = [
                 Managed(
                     f"router worker {number}",
@@ -54,6 +56,7 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
                             config=config,
                             settings=settings,
                             worker=number,
+                            siblings=siblings,
                             listen_fd=listener.fileno(),
                             counters_fd=counters_fd,
                         ),

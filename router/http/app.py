@@ -19,8 +19,10 @@ from pagelet.protocol.request_id import clean_request_id
 from pagelet.router import access_log, gauges
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.http.inference import PATHS, Inference
+from pagelet.router.merged_metrics import merge
 from pagelet.router.proxy.body import RequestBody
 from pagelet.router.record import RequestRecord
+from pagelet.router.siblings import ALONE, ExplainQuestion, MetricsQuestion, Question, Siblings
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.tracing import TraceContext
@@ -38,8 +40,9 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class RouterApp:
     """See the module."""
 
-    def __init__(self, state: RouterState) -> None:
+    def __init__(self, state: RouterState, siblings: Siblings = ALONE) -> None:
         self.state = state
+        self._siblings = siblings
         self._open: dict[str, Handler] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -66,7 +69,7 @@ class RouterApp:
     async def _live(self, receive: Receive, send: Any) -> None:
         """The state runs as long as the server does."""
         await receive()
-        async with self.state.running():
+        async with self.state.running(), self._siblings.answering(self._answer_sibling):
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -126,8 +129,7 @@ class RouterApp:
             await exchange.answer_json(model.model_dump_json().encode())
         elif path.startswith(_EXPLAIN):
             _check_method(exchange, "GET")
-            request_id = path.removeprefix(_EXPLAIN)
-            await exchange.answer_json(state.explanations.encode(request_id, tenant))
+            await self._explain(exchange, path.removeprefix(_EXPLAIN), tenant)
         else:
             message = f"Not Found: {exchange.method} {path[:200]}"
             raise ApiError(404, message, code="unknown_url")
@@ -179,9 +181,32 @@ class RouterApp:
         await exchange.answer_json(b'{"status":"ready"}')
 
     async def _metrics(self, exchange: Exchange) -> None:
+        """Of all workers together."""
+        text = self._render_metrics()
+        if others := await self._siblings.ask(MetricsQuestion()):
+            text = merge([text, *others])
+        await exchange.answer(200, text, [(b"content-type", CONTENT_TYPE.encode())])
+
+    def _render_metrics(self) -> bytes:
         gauges.refresh(self.state)
-        content_type = (b"content-type", CONTENT_TYPE.encode())
-        await exchange.answer(200, self.state.metrics.render(), [content_type])
+        return self.state.metrics.render()
+
+    async def _explain(self, exchange: Exchange, request_id: str, tenant: Tenant) -> None:
+        explanations = self.state.explanations
+        found = explanations.find(request_id, tenant.name, admin=tenant.admin)
+        if found is None:
+            question = ExplainQuestion(request_id, tenant.name, tenant.admin)
+            found = next(iter(await self._siblings.ask(question)), None)
+        if found is None:
+            raise explanations.not_found(request_id)
+        await exchange.answer_json(found)
+
+    def _answer_sibling(self, question: Question) -> bytes | None:
+        match question:
+            case MetricsQuestion():
+                return self._render_metrics()
+            case ExplainQuestion(request_id, tenant, admin):
+                return self.state.explanations.find(request_id, tenant, admin=admin)
 
     async def _version(self, exchange: Exchange) -> None:
         version = {"version": importlib.metadata.version("pagelet")}
