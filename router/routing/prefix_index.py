@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 
 _SHARDS = 256
 """By a hash's first byte."""
-_EVICTED_AT_ONCE = 16
-"""Blocks that a full shard drops together, since each look for the oldest skips deleted entries."""
+_EVICTED_AT_ONCE = 1 / 64
+"""Share of a full shard that is dropped together, since each look for the oldest skips deleted
+entries."""
 
-_CROWDED = 0.9
+_CROWDED = 0.75
 """Share of its size from which on a shard's order matters."""
 
 
@@ -69,7 +70,7 @@ class PrefixIndex:
             shard = shards[block_hash[0]]
             mask = shard.pop(block_hash, 0)
             if not mask and len(shard) >= size:
-                for oldest in list(itertools.islice(shard, min(size, _EVICTED_AT_ONCE))):
+                for oldest in list(itertools.islice(shard, 1 + int(size * _EVICTED_AT_ONCE))):
                     del shard[oldest]
             shard[block_hash] = mask | bit
 
