@@ -97,6 +97,8 @@ class Sandbox:
         except subprocess.TimeoutExpired:
             self._process.kill()  # and with it, by --kill-child, the machine's first process
             self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def command(self, *arguments: str) -> list[str]:
         """A command line that runs `arguments` inside of the machine."""

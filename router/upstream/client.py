@@ -135,9 +135,12 @@ class Response:
 class Upstream:
     """Requests to one server, from one event loop."""
 
-    def __init__(self, base_url: str, connect_timeout: float) -> None:
-        """`base_url` may end with a path, which goes before that of each request. Raises
-        `ValueError` if it is no URL of a server."""
+    def __init__(
+        self, base_url: str, connect_timeout: float, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`base_url` may end with a path, which goes before that of each request. `tls` replaces
+        the system's authorities for an https URL. Raises `ValueError` if it is no URL of a
+        server."""
         url = urllib.parse.urlsplit(base_url if "://" in base_url else f"http://{base_url}")
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
             raise ValueError(
@@ -145,7 +148,7 @@ class Upstream:
             )
         self.host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/").removesuffix("/v1").encode()
         self._host_line = b"Host: " + url.netloc.rpartition("@")[2].encode("idna") + b"\r\n"
         self._connect_timeout = connect_timeout

@@ -1,0 +1,3 @@
+module pagelet.dev/e2e/pause
+
+go 1.26.0

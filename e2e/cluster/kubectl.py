@@ -1,0 +1,76 @@
+"""kubectl and helm against one cluster."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cluster import programs
+from cluster.cache import CACHE
+
+_LINK: Final = CACHE / "bin" / "kubectl"
+
+
+class CommandFailed(Exception):
+    """kubectl or helm failed; the message is what it said."""
+
+
+def _kubectl() -> str:
+    if found := shutil.which("kubectl"):
+        return found
+    program = programs.build(programs.KUBERNETES)
+    if not (_LINK.exists() and _LINK.samefile(program)):
+        _LINK.unlink(missing_ok=True)
+        _LINK.hardlink_to(program)
+    return str(_LINK)
+
+
+def _helm() -> str:
+    return shutil.which("helm") or str(programs.build(programs.HELM))
+
+
+class Kubectl:
+    """Commands with the rights of a kubeconfig, in one namespace."""
+
+    def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a kubectl call."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
+        return [_kubectl(), *options, *arguments]
+
+    def run(self, *arguments: str, given: str | None = None, seconds: float = 120) -> str:
+        """Standard output of a call. Raises `CommandFailed`."""
+        return _run(self.command(*arguments), given, seconds)
+
+    def get(self, *arguments: str) -> Any:
+        """The object, or the list of objects, that `kubectl get` shows."""
+        return json.loads(self.run("get", "--output=json", *arguments))
+
+    def apply(self, *objects: Mapping[str, Any]) -> str:
+        """Applies objects on the server's side."""
+        listing = {"apiVersion": "v1", "kind": "List", "items": objects}
+        return self.run("apply", "--server-side", "--filename=-", given=json.dumps(listing))
+
+    def helm(self, *arguments: str, seconds: float = 300) -> str:
+        """Standard output of a helm call. Raises `CommandFailed`."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
+        return _run([_helm(), *options, *arguments], None, seconds)
+
+
+def _run(command: Sequence[str], given: str | None, seconds: float) -> str:
+    result = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        input=given or "",
+        timeout=seconds,
+    )
+    if result.returncode:
+        raise CommandFailed(result.stderr.strip() or result.stdout.strip())
+    return result.stdout
