@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings
+from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
 from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
     CacheOptions,
@@ -179,6 +179,10 @@ def serve(
             help="Seconds without progress after which an engine with work is restarted.",
         ),
     ] = _SERVE.step_timeout,
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        typer.Option(help="How the model writes calls of tools; auto: found from its template."),
+    ] = _SERVE.tool_call_parser,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = (
         _SERVE.log_level
     ),
@@ -238,7 +242,7 @@ def serve(
     kv_cache_dtype: Annotated[
         KVCacheDType,
         typer.Option(help="Of cached keys and values; int8 holds twice the tokens of bfloat16."),
-    ] = _CACHE.dtype,
+    ] = _CACHE.kv_cache_dtype,
     kv_cache_memory: Annotated[
         int | None,
         typer.Option(
@@ -366,7 +370,7 @@ def serve(
         ),
         cache=CacheOptions(
             block_size=block_size,  # type: ignore[arg-type]
-            dtype=kv_cache_dtype,
+            kv_cache_dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory,
             memory_utilization=memory_utilization,
             num_blocks=num_blocks,
@@ -408,6 +412,7 @@ def serve(
         metric_aliases=metric_aliases,
         drain_timeout=drain_timeout,
         step_timeout=step_timeout,
+        tool_call_parser=tool_call_parser,
         log_level=log_level,
         log_format=log_format,
     )

@@ -43,7 +43,7 @@ class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     block_size: Literal[8, 16, 32, 64, 128] = 16
     """Tokens a block."""
-    dtype: KVCacheDType = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     """Of cached keys and values. auto: that of activations. int8, with a scale for each token's
     key and value of a head, holds twice the tokens of bfloat16 in the same memory. Other than auto
     is for the CPU library only."""

@@ -14,19 +14,20 @@ from pagelet.bench.figures import machine
 from pagelet.bench.progress import show_progress
 from pagelet.bench.quality.corpus import read_prompts, read_text
 from pagelet.engine.errors import ConfigurationError
-from pagelet.protocol.config import DType, Quantization
+from pagelet.protocol.config import DType, KVCacheDType, Quantization
 from pagelet.protocol.errors import ModelSourceError
 
 _RESULT_VERSION: Final = 1
-_FORMS: Final = f"[{'|'.join(get_args(Quantization))}][/DTYPE]"
+_FORMS: Final = f"[{'|'.join(get_args(Quantization))}][/DTYPE[/KV_CACHE_DTYPE]]"
 _DEFAULT: Final = ("auto", "int8", "int4")
 
 
-def _parse_numerics(text: str) -> tuple[Quantization, DType]:
-    """From `int8` or `int8/bfloat16`."""
-    quantization, _, dtype = text.partition("/")
+def _parse_numerics(text: str) -> tuple[Quantization, DType, KVCacheDType]:
+    """From `int8`, `int8/bfloat16` or `int8/bfloat16/int8`."""
+    quantization, *given = text.split("/", 2)
+    dtypes = (*given, *("float32", "auto")[len(given) :])
     try:
-        return msgspec.convert((quantization, dtype or "float32"), tuple[Quantization, DType])
+        return msgspec.convert((quantization, *dtypes), tuple[Quantization, DType, KVCacheDType])
     except msgspec.ValidationError as error:
         raise typer.BadParameter(f"{text!r} is not of the form {_FORMS}") from error
 
@@ -40,7 +41,8 @@ def quality(
         typer.Option(
             parser=_parse_numerics,
             metavar=_FORMS,
-            help="Of weights, and the type of activations; give it again for more. "
+            help="Of weights, and the types of activations and of the KV cache; give it again for "
+            "more. "
             "[default: auto, int8, int4, each in float32]",
         ),
     ] = None,
@@ -66,7 +68,7 @@ def quality(
     from pagelet.bench.quality.measure import Numerics, compare, observe
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    reference = Numerics("none", "float32")
+    reference = Numerics("none", "float32", "auto")
     wanted = [Numerics(*pair) for pair in quantization or map(_parse_numerics, _DEFAULT)]
     try:
         content = read_text() if text is None else text.read_text(encoding="utf-8")
@@ -82,12 +84,14 @@ def quality(
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("quantisation")
     table.add_column("dtype")
+    table.add_column("KV cache")
     for column in ("perplexity", "change", "same top token", "same greedy tokens"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row.numerics.quantization,
             row.numerics.dtype,
+            row.numerics.kv_cache_dtype,
             f"{row.perplexity:.3f}",
             f"{100 * row.perplexity_change:+.2f} %",
             f"{100 * row.top_agreement:.1f} %",

@@ -9,7 +9,7 @@ from typing import Final
 from pagelet.bench.progress import Progress
 from pagelet.engine.llm import LLM
 from pagelet.engine.processor import RequestedSampling
-from pagelet.protocol.config import DType, Quantization
+from pagelet.protocol.config import DType, KVCacheDType, Quantization
 
 _MAX_MODEL_LEN: Final = 2048
 _PERPLEXITY_TOKENS: Final = 1024
@@ -18,13 +18,14 @@ _PERPLEXITY_TOKENS: Final = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Numerics:
-    """What a model's weights are held in."""
+    """What a model is held in."""
 
     quantization: Quantization
     dtype: DType
+    kv_cache_dtype: KVCacheDType = "auto"
 
     def __str__(self) -> str:
-        return f"{self.quantization}, {self.dtype}"
+        return f"{self.quantization}, {self.dtype}, KV cache {self.kv_cache_dtype}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ def observe(
             model,
             quantization=numerics.quantization,
             dtype=numerics.dtype,
+            kv_cache_dtype=numerics.kv_cache_dtype,
             max_model_len=_MAX_MODEL_LEN,
             max_num_seqs=32,
             num_blocks=1024,

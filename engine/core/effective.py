@@ -17,7 +17,7 @@ def effective_config(options: EngineOptions, core: EngineCore) -> dict[str, obje
     config["model"]["dtype"] = info.dtype
     config["model"]["quantization"] = info.quantization
     config["model"]["max_model_len"] = core.max_model_len
-    config["cache"]["dtype"] = info.kv_cache_dtype
+    config["cache"]["kv_cache_dtype"] = info.kv_cache_dtype
     config["cache"]["num_blocks"] = num_blocks
     config["cache"]["kv_cache_memory_bytes"] = num_blocks * core.kv.layout.block_bytes
     config["scheduler"]["max_step_seconds"] = core.max_step_seconds

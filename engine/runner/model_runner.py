@@ -87,7 +87,9 @@ class ModelRunner:
         limit_threads(options.cpu, tp.size, self.device)
         block_size = options.cache.block_size
         packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
-        kv_dtype = _choose_kv_dtype(options.cache.dtype, self.dtype, recorded=packings is not None)
+        kv_dtype = _choose_kv_dtype(
+            options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
+        )
         self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
         stage("making the KV cache")
         self.layout = kv_layout(config, block_size, kv_dtype, tp.size)

@@ -66,7 +66,7 @@ def make_core(kind: str, numerics: str, num_blocks: int, **scheduler: Any) -> En
         options.cache.block_size = 16
         dtype, quantization, kv_cache_dtype = NUMERICS[numerics]
         options.model.dtype, options.model.quantization = dtype, quantization
-        options.cache.dtype = kv_cache_dtype
+        options.cache.kv_cache_dtype = kv_cache_dtype
     for name, value in scheduler.items():
         setattr(options.scheduler, name, value)
     executor = InprocExecutor(lambda: ModelRunner(options, model_config(kind), None, MAX_MODEL_LEN))

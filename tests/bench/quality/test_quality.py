@@ -53,13 +53,13 @@ def test_command(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     text, path = tmp_path / "text.txt", tmp_path / "new" / "quality.json"
     text.write_text("A weight on a string swings to one side, stops, and comes back.")
-    arguments = ["quality", "--quantization", "int8/bfloat16", "--text", str(text)]
+    arguments = ["quality", "--quantization", "int8/bfloat16/int8", "--text", str(text)]
     result = CliRunner().invoke(app, [*arguments, "--answer-tokens", "2", "--json", str(path)])
     assert result.exit_code == 0, result.output
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["numerics"]["quantization"], row["numerics"]["dtype"]) for row in rows] == [
-        ("none", "float32"),
-        ("int8", "bfloat16"),
+    assert [list(row["numerics"].values()) for row in rows] == [
+        ["none", "float32", "auto"],
+        ["int8", "bfloat16", "int8"],
     ]
     assert rows[0]["top_agreement"] == 1
     assert rows[0]["perplexity_change"] == 0

@@ -91,12 +91,12 @@ def test_the_kv_cache_has_the_dtype_that_was_asked_for(
     monkeypatch.delenv("PAGELET_KERNELS", raising=False)
     torch.set_num_threads(1)
     options = tiny_options(num_blocks=10, load_format="dummy")
-    options.cache.block_size, options.cache.dtype = 16, asked
+    options.cache.block_size, options.cache.kv_cache_dtype = 16, asked
     options.model.dtype = "float32"
     config = tiny_config(tiny_transformers_model("Llama"))
     executor = InprocExecutor(lambda: ModelRunner(options, config, None, 128))
     got = flat(in_force(options, executor))
-    assert got[".cache.dtype"] == ("float32" if asked == "auto" else asked)
+    assert got[".cache.kv_cache_dtype"] == ("float32" if asked == "auto" else asked)
     elements = 2 * 16 * config.num_kv_heads * config.num_layers * 10
     assert got[".cache.kv_cache_memory_bytes"] == elements * token_bytes * config.head_dim // 8
 
@@ -104,7 +104,7 @@ def test_the_kv_cache_has_the_dtype_that_was_asked_for(
 def test_a_kv_cache_dtype_that_only_the_cpu_library_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGELET_KERNELS", "torch")
     options = tiny_options(load_format="dummy")
-    options.cache.dtype = "int8"
+    options.cache.kv_cache_dtype = "int8"
     config = tiny_config(tiny_transformers_model("Llama"))
     with pytest.raises(ConfigurationError, match="--kv-cache-dtype int8 needs the CPU library"):
         ModelRunner(options, config, None, 128)
