@@ -208,7 +208,8 @@ class Fleet:
         """Counts the request as sent to the decision's replica."""
         replica = self._replicas[decision.replica_id]
         self._index.sweep()
-        replica.own.expire(now)
+        for other in self._replicas.values():
+            other.own.expire(now)
         known = decision.predicted_hit_tokens // self.block_size
         if self._index.is_crowded:
             self._index.touch(request.block_hashes[:known])

@@ -1,0 +1,123 @@
+"""What the router makes of what it sees of a replica."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagelet.protocol.replica import ReplicaDescription
+from pagelet.router.routing.estimator import InFlight, ReplicaEstimator
+
+RATE = 1000.0
+
+
+def describe(**changes: object) -> ReplicaDescription:
+    values: dict[str, object] = {
+        "incarnation": "1",
+        "version": "0",
+        "served_model_names": ["m"],
+        "max_model_len": 4096,
+        "block_size": 16,
+        "num_kv_blocks": 10_000,
+        "max_num_seqs": 64,
+        "enable_prefix_caching": True,
+        "data_parallel_size": 1,
+        "prefill_tokens_per_second": RATE,
+        "decode_step_seconds": 0.01,
+    }
+    return ReplicaDescription(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def described(**changes: object) -> ReplicaEstimator:
+    estimator = ReplicaEstimator()
+    estimator.describe(describe(**changes))
+    return estimator
+
+
+def test_the_wait_is_the_work_ahead_and_shrinks_as_time_goes_on() -> None:
+    estimator = described()
+    assert estimator.rate == RATE
+    assert estimator.wait_seconds(0.0, RATE) == 0
+    first = estimator.begin(500, 0.0)
+    estimator.begin(1500, 0.0)
+    assert estimator.wait_seconds(0.0, RATE) == pytest.approx(2.0)
+    assert estimator.wait_seconds(0.3, RATE) == pytest.approx(1.7)
+    estimator.first_token(first, 0.4)  # a little faster than thought
+    assert estimator.wait_seconds(0.4, RATE) == pytest.approx(1.5)
+
+
+def test_a_replica_that_falls_silent_looks_worse_and_worse() -> None:
+    estimator = described()
+    estimator.begin(100, 0.0)
+    waits = [estimator.wait_seconds(at, RATE) for at in (1.0, 5.0, 20.0)]
+    assert waits[0] < waits[1] < waits[2]
+    assert waits[2] > 15
+
+
+def test_full_slots_make_new_requests_wait_for_answers_to_end() -> None:
+    estimator = described(max_num_seqs=4)
+    running = [estimator.begin(10, 0.0) for _ in range(4)]
+    for item in running:
+        estimator.first_token(item, 0.1)
+    estimator.end(running.pop(), 8.1)  # an answer takes eight seconds
+    running.append(estimator.begin(10, 8.1))
+    estimator.first_token(running[-1], 8.2)
+    assert estimator.wait_seconds(8.2, RATE) == pytest.approx(2.0)
+    estimator.end(running.pop(), 8.3)
+    assert estimator.wait_seconds(8.3, RATE) < 0.5
+
+
+def test_a_full_cache_makes_new_requests_wait() -> None:
+    estimator = described(num_kv_blocks=100)  # 1,600 tokens
+    items = [estimator.begin(600, 0.0) for _ in range(3)]
+    for item in items:
+        estimator.first_token(item, 1.0)
+    estimator.end(items[0], 11.0)
+    assert estimator.wait_seconds(11.0, RATE) == 0
+    estimator.generated(items[1], 600)
+    assert estimator.wait_seconds(11.0, RATE) > 0.5
+
+
+def test_the_rate_is_what_is_seen_and_one_stall_changes_nothing() -> None:
+    estimator = described()
+    now = 0.0
+    for number in range(40):
+        item = estimator.begin(200, now)
+        now += 5.0 if number == 20 else 0.5  # 400 tokens a second
+        estimator.first_token(item, now)
+        estimator.end(item, now)
+    assert estimator.rate == pytest.approx(400)
+
+
+def test_several_ranks_prefill_together() -> None:
+    assert described(data_parallel_size=4).rate == 4 * RATE
+
+
+def test_nothing_known_is_none() -> None:
+    estimator = ReplicaEstimator()
+    assert estimator.rate is None
+    estimator.describe(describe(prefill_tokens_per_second=None, decode_step_seconds=None))
+    assert estimator.rate is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 500), st.floats(0, 2)), max_size=60))
+def test_nothing_is_left_when_all_have_ended(steps: list[tuple[int, int, float]]) -> None:
+    estimator, now = described(max_num_seqs=8), 0.0
+    items: list[InFlight] = []
+    for kind, tokens, passed in steps:
+        now += passed
+        if kind == 0 or not items:
+            items.append(estimator.begin(tokens, now))
+        elif kind == 1:
+            estimator.first_token(items[tokens % len(items)], now)
+        elif kind == 2:
+            estimator.generated(items[tokens % len(items)], tokens)
+        else:
+            estimator.end(items.pop(tokens % len(items)), now)
+        assert estimator.wait_seconds(now, RATE) >= 0
+        assert estimator.in_flight == len(items)
+        waiting = sum(item.uncached for item in items if item.prefilling)
+        assert estimator.pending_tokens == waiting
+    for item in items:
+        estimator.end(item, now)
+    assert estimator.in_flight == estimator.pending_tokens == 0
+    assert estimator.wait_seconds(now, RATE) == 0
