@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cluster import programs
+from cluster import dns, programs
 from cluster.cache import CACHE, say
 from cluster.control_plane import Layout
+from cluster.images import Archive, cluster_archives
+from cluster.kubectl import Kubectl
 from cluster.packages import install_packages
 from cluster.sandbox import Sandbox, SandboxFailed, run
 
@@ -38,6 +41,16 @@ class Cluster:
             yield
         finally:
             self._machine.ask("resume", component)
+
+    def load(self, *archives: Archive) -> None:
+        """Puts images on every node. Raises `SandboxFailed`."""
+        sockets = [
+            self.layout.folder / f"node-{index}" / "run/containerd/containerd.sock"
+            for index in range(1, self.layout.nodes + 1)
+        ]
+        for archive, socket in itertools.product(archives, sockets):
+            containerd = ["ctr", f"--address={socket}", "--namespace=k8s.io"]
+            run(*containerd, "images", "import", str(archive.path))
 
     def destroy_node(self, index: int) -> None:
         """Ends node `index`, counted from 1, with all that runs on it."""
@@ -68,6 +81,7 @@ def local_cluster(name: str = "e2e", *, nodes: int) -> Iterator[Cluster]:
         install_packages(
             "containerd", "runc", "containernetworking-plugins", "iptables", "conntrack"
         )
+    archives = cluster_archives() if nodes else []
     folder = CACHE / "run" / name
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_suffix(".lock")) as lock:
@@ -100,10 +114,20 @@ def local_cluster(name: str = "e2e", *, nodes: int) -> Iterator[Cluster]:
             with Sandbox(
                 "cluster.control_plane", arguments, started=connect, said=say, pass_fds=[lock]
             ) as machine:
-                yield Cluster(layout, machine)
+                cluster = Cluster(layout, machine)
+                if nodes:
+                    cluster.load(*archives)
+                    _start_dns(cluster)
+                yield cluster
                 say("Stopping the cluster")
         finally:
             _remove_cgroups(name)
+
+
+def _start_dns(cluster: Cluster) -> None:
+    kubectl = Kubectl(cluster.kubeconfig, "kube-system")
+    kubectl.apply(*dns.objects())
+    kubectl.run("rollout", "status", "daemonset/coredns", "--timeout=120s", seconds=130)
 
 
 @contextlib.contextmanager
