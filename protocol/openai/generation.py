@@ -81,6 +81,12 @@ class GenerationRequest(RequestBody):
     spaces_between_special_tokens: Annotated[Any, unsupported(True)] = None
     truncate_prompt_tokens: Annotated[Any, unsupported()] = None
 
+    # SGLang's, which vllm-router adds to every request with these values.
+    no_stop_trim: Annotated[Any, unsupported(False)] = None
+    return_hidden_states: Annotated[Any, unsupported(False)] = None
+    separate_reasoning: Annotated[Any, unsupported(True)] = None
+    stream_reasoning: Annotated[Any, unsupported(True)] = None
+
     @property
     def streams(self) -> bool:
         """Whether the answer comes as server-sent events."""
