@@ -6,6 +6,7 @@ import msgspec
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "gemma"]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -36,6 +37,9 @@ class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Most seconds that running requests get to finish after SIGTERM."""
     step_timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """An engine with work whose step counter stands still for this many seconds is hung."""
+    tool_call_parser: ToolCallParser = "auto"
+    """How the model writes calls of tools. auto: as its chat template teaches it; none: tools may
+    not be offered to it."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     """json: one object a line, for log collectors."""

@@ -48,6 +48,8 @@ class _Answer:
     scheduled: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    resumed_text: str = ""
+    """Text of tokens that the request came with; goes with the first delta."""
 
     def delta(self, text: str, token_ids: list[int]) -> RequestOutput:
         return RequestOutput(
@@ -58,6 +60,11 @@ class _Answer:
             self.num_generated,
             self.num_cached,
         )
+
+    def take_resumed_text(self) -> str:
+        """Once."""
+        text, self.resumed_text = self.resumed_text, ""
+        return text
 
 
 class OutputProcessor:
@@ -116,12 +123,14 @@ class OutputProcessor:
         """Takes in the tokens that the request comes with, whose text was passed on."""
         token_ids, end = request.output_token_ids, end_of(request)
         shows_last = end is None or end[0] != "stop" or answer.params.include_stop_str_in_output
-        self._text(answer, token_ids if shows_last else token_ids[:-1], None)
+        shown = token_ids if shows_last else token_ids[:-1]
+        answer.resumed_text, _ = self._text(answer, shown, None)
         answer.num_generated = len(token_ids)
         stopped = answer.stop.matched if answer.stop is not None else None
         if stopped is None and end is None:
             return True
         delta = answer.delta("" if stopped is not None else self._flush(answer), [])
+        delta.resumed_text = answer.take_resumed_text()
         if answer.stop is not None and answer.stop.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", answer.stop.matched
         elif end is not None:
@@ -207,6 +216,8 @@ class OutputProcessor:
         if output.num_cached_tokens:
             answer.num_cached = output.num_cached_tokens
         delta = answer.delta(text, token_ids)
+        if answer.resumed_text:
+            delta.resumed_text = answer.take_resumed_text()
         if stopped is not None:
             delta.finish_reason, delta.stop_reason = "stop", stopped
         elif output.finish_reason is not None:

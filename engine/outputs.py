@@ -44,6 +44,8 @@ class RequestOutput:
     error: str | None = None
     request_fault: bool = False
     """Whether the request is the reason of the error, and would fail again."""
+    resumed_text: str = ""
+    """With the first delta of an answer that another engine began: the text that it passed on."""
 
     def merge(self, later: "RequestOutput") -> None:
         """Takes in the delta that follows, when the reader is slower than the engine."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,6 +14,8 @@ from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.journal import journaled
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
+from pagelet.agent.http.message import MessageReader, call_ids, whole_message
+from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.outputs import RequestOutput
@@ -50,8 +52,10 @@ async def _respond(
         prompt = await server.llm.render_chat(messages, **body.template_options())
     else:
         [prompt] = given_prompts(hints.prompt_token_ids, 1)
+    sampling = chat_sampling(body)
+    plan = server.message_forms.plan(body, prompt, sampling)
     try:
-        await answers.start([prompt], chat_sampling(body), body, context.request_id)
+        await answers.start([prompt], sampling, body, context.request_id)
     except InvalidRequest as error:
         raise _in_terms_of(body, error) from error
     response_id = f"chatcmpl-{context.request_id}"
@@ -64,7 +68,11 @@ async def _respond(
             created=created,
             final_usage=answers.usage,
         )
-        chunks = ChatChunks(body, frame, prompt)
+        chunks = (
+            ChatChunks(body, frame, prompt)
+            if plan is None
+            else MessageChunks(body, frame, prompt, plan, response_id)
+        )
         return await EventStream.open(answers, journaled(chunks, hints, _index), context)
     collected = await collect(answers)
     usage = answers.usage()
@@ -74,7 +82,10 @@ async def _respond(
         id=response_id,
         created=created,
         model=body.model,
-        choices=[_choice(index, answer, body) for (_, index), answer in collected.items()],
+        choices=[
+            _choice(index, answer, body, plan, response_id)
+            for (_, index), answer in collected.items()
+        ],
         usage=usage,
         prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else None,
         prompt_token_ids=prompt if body.return_token_ids else None,
@@ -95,12 +106,26 @@ def _in_terms_of(body: ChatCompletionRequest, error: InvalidRequest) -> InvalidR
     return InvalidRequest(str(error), param, error.code)
 
 
-def _choice(index: int, answer: Collected, body: ChatCompletionRequest) -> ChatChoice:
+def _choice(
+    index: int,
+    answer: Collected,
+    body: ChatCompletionRequest,
+    plan: MessagePlan | None,
+    response_id: str,
+) -> ChatChoice:
+    finish_reason: Literal["stop", "length", "tool_calls"] = answer.finish_reason
+    if plan is None:
+        message = AssistantMessage(content=answer.text)
+    else:
+        reader = plan.make_reader(call_ids(response_id, index))
+        message = whole_message(reader.read(answer.text, ends=True))
+        if message.tool_calls and finish_reason == "stop":
+            finish_reason = "tool_calls"
     return ChatChoice(
         index=index,
-        message=AssistantMessage(content=answer.text),
+        message=message,
         logprobs=chat_logprobs(answer.logprobs) if body.logprobs else None,
-        finish_reason=answer.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=answer.stop_reason,
         token_ids=answer.token_ids if body.return_token_ids else None,
     )
@@ -169,3 +194,56 @@ class ChatChunks:
     def end(self) -> bytes:
         """See `Chunks`."""
         return self._frame.end()
+
+
+class MessageChunks(ChatChunks):
+    """Of answers that think or call tools: each piece of a message is an event of its own."""
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        frame: ChunkFrame,
+        prompt: list[int],
+        plan: MessagePlan,
+        response_id: str,
+    ) -> None:
+        super().__init__(body, frame, prompt)
+        self._plan = plan
+        self._response_id = response_id
+        self._readers: dict[int, MessageReader] = {}
+
+    def encode(self, number: int, output: RequestOutput) -> bytes:
+        """See `Chunks`."""
+        index = output.index
+        events = b""
+        if index not in self._heads:
+            self._begin(index)
+            events = self._role(number, output)
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._plan.make_reader(call_ids(self._response_id, index))
+            self._readers[index] = reader
+            reader.read(output.resumed_text, ends=False)  # another replica passed it on
+        finished = output.finish_reason is not None
+        deltas = reader.read(output.text, ends=finished)
+        shows_tokens = bool(self._logprobs and output.logprobs) or (
+            self._prompt_ids is not None and bool(output.token_ids)
+        )
+        if finished or (shows_tokens and not deltas):
+            deltas.append({})
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for delta in deltas
+        ]
+        if not choices:
+            return events
+        last = choices[-1]
+        if finished:
+            called = reader.num_calls and output.finish_reason == "stop"
+            last["finish_reason"] = "tool_calls" if called else output.finish_reason
+            last["stop_reason"] = output.stop_reason
+        if self._logprobs and output.logprobs:
+            last["logprobs"] = chat_logprobs(output.logprobs).model_dump()
+        if self._prompt_ids is not None:
+            last["token_ids"] = output.token_ids
+        return events + b"".join(self._frame.chunk(number, output, choice) for choice in choices)

@@ -7,6 +7,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from pagelet.agent.auth import ApiKeys
+from pagelet.agent.http.message_plan import MessageForms
 from pagelet.agent.limits import Admission, RateLimiter
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
@@ -21,6 +22,7 @@ class Server:
         self.llm = llm
         self.settings = settings
         self.metrics = metrics
+        self.message_forms = MessageForms(llm.processor.prompts, settings.tool_call_parser)
         self.started = int(time.time())
         file = settings.api_key_file
         self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))

@@ -11,6 +11,10 @@ from typing import Any, Final
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.structured import Grammar, GrammarBackend
 
+WHITESPACE: Final = r"\n {0,24}| ?"
+"""Between JSON's tokens: at most one space, or one line break with indentation. Without a bound a
+model can write blanks for ever (vllm-project/vllm#13260)."""
+
 MAX_DEPTH: Final = 64
 """Levels of subschemas."""
 

@@ -11,12 +11,9 @@ import llguidance
 import numpy as np
 
 from pagelet.engine.structured.backend import GrammarError, MaskRow
+from pagelet.engine.structured.json_schema import WHITESPACE
 from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.protocol.structured import Grammar
-
-WHITESPACE = r"\n {0,24}| ?"
-"""Between JSON's tokens: at most one space, or one line break with indentation. Without a bound a
-model can write blanks for ever (vllm-project/vllm#13260)."""
 
 _MEGA = 1_000_000
 _LIMITS = llguidance.LLParserLimits(

@@ -11,6 +11,7 @@ from pagelet.protocol.structured import Grammar, Thinking
 
 MAX_GRAMMAR_CHARACTERS: Final = 512 * 1024
 MAX_CHOICES: Final = 10_000
+_KINDS: Final = "json, json_object, regex, choice, grammar and structural_tag"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class RequestedGrammar:
     """EBNF as llama.cpp writes it (`root ::= ...`), or Lark (`start: ...`)."""
     structural_tag: Any = None
     """xgrammar's structural tags, as an object or as text."""
+    lark: str | None = None
+    """A grammar that the server itself wrote."""
     thinking: Thinking | None = None
     """What may come before."""
 
@@ -41,13 +44,12 @@ class RequestedGrammar:
             "choice": self._choice,
             "grammar": self._grammar,
             "structural_tag": self._structural_tag,
+            "lark": lambda: Grammar("llguidance", "lark", _text(self.lark, self.param)),
         }
         given = [name for name in makers if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             named = ", ".join(given) or "none"
-            raise InvalidRequest(
-                f"{self.param} needs one of {', '.join(makers)}, and has {named}", self.param
-            )
+            raise InvalidRequest(f"{self.param} needs one of {_KINDS}, and has {named}", self.param)
         grammar = makers[given[0]]()
         if len(grammar.source) > MAX_GRAMMAR_CHARACTERS:
             raise InvalidRequest(

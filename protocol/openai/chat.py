@@ -14,6 +14,14 @@ from pagelet.protocol.openai.fields import (
     unsupported,
 )
 from pagelet.protocol.openai.generation import GenerationRequest
+from pagelet.protocol.openai.tools import (
+    NamedToolChoice,
+    ToolCall,
+    ToolCallInput,
+    ToolChoice,
+    ToolDefinition,
+    Tools,
+)
 
 
 class TextPart(RequestBody):
@@ -45,14 +53,16 @@ Content = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(_part
 class Message(RequestBody):
     """One turn. Fields that clients copy from an answer into the history are known here."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
+    tool_calls: list[ToolCallInput] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     refusal: Annotated[Any, unsupported()] = None
     annotations: Annotated[Any, unsupported([])] = None
     audio: Annotated[Any, unsupported()] = None
     function_call: Annotated[Any, unsupported()] = None
-    tool_calls: Annotated[Any, unsupported([])] = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
@@ -61,6 +71,10 @@ class Message(RequestBody):
                 "invalid_value",
                 "{message}",
                 {"message": f"is a {self.role} message and needs content"},
+            )
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError(
+                "invalid_value", "{message}", {"message": "has 'tool_calls' but is no assistant's"}
             )
         return self
 
@@ -76,6 +90,14 @@ class Message(RequestBody):
         }
         if self.name is not None:
             message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [
+                call.model_dump(exclude_none=True, exclude={"index"}) for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         return message
 
 
@@ -95,9 +117,13 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    """Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
-    tools: Annotated[Any, unsupported([])] = None
-    tool_choice: Annotated[Any, unsupported("none", "auto")] = None
+    include_reasoning: bool | None = None
+    """False leaves `reasoning_content` out."""
+
     functions: Annotated[Any, unsupported([])] = None
     function_call: Annotated[Any, unsupported("none", "auto")] = None
     modalities: Annotated[Any, unsupported(["text"])] = None
@@ -140,14 +166,34 @@ class ChatCompletionRequest(GenerationRequest):
             raise invalid(
                 "add_special_tokens", "cannot be true: the chat template adds special tokens"
             )
+        self._check_tools()
         self.template_options()
         return self
 
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise invalid("tools", f"has the function '{twice}' twice")
+        choice = self.tool_choice
+        if choice not in (None, "none", "auto") and not names:
+            raise invalid("tool_choice", "needs 'tools'")
+        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+            raise invalid("tool_choice", f"names {choice.function.name[:64]!r}, which is no tool")
+
+    @property
+    def callable_tools(self) -> list[ToolDefinition]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
     def template_options(self) -> dict[str, Any]:
         """What the chat template is called with, besides the messages."""
-        return template_options(
+        options = template_options(
             self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message
         )
+        if self.callable_tools:
+            options["tools"] = [tool.for_template() for tool in self.callable_tools]
+        return options
 
 
 _OWN_FIELDS = frozenset(
@@ -201,9 +247,13 @@ class AssistantMessage(ResponseBody):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """None if it only calls tools."""
     refusal: None = None
     annotations: list[Any] = Field(default_factory=list)
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What the model thought before (an extension, as in DeepSeek's API and vLLM)."""
+    tool_calls: list[ToolCall] = Field(default_factory=list, exclude_if=lambda value: not value)
 
 
 class ChatChoice(ResponseBody):
@@ -212,7 +262,7 @@ class ChatChoice(ResponseBody):
     index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

@@ -1,0 +1,82 @@
+"""Functions that a model may call, as OpenAI's chat completions spell them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pagelet.protocol.openai.fields import RequestBody, ResponseBody
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionDefinition(RequestBody):
+    """A function; `parameters` is the JSON schema of its arguments."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(RequestBody):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class FunctionName(RequestBody):
+    """Of a function among the tools."""
+
+    name: str
+
+
+class NamedToolChoice(RequestBody):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+Tools = Annotated[list[ToolDefinition], Field(max_length=128, fail_fast=True)]
+
+
+class FunctionCallInput(RequestBody):
+    """A call in the history; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallInput(RequestBody):
+    """A call that an answer in the history made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCallInput
+    index: int | None = None
+    """Clients that collect streams leave it in."""
+
+
+class FunctionCall(ResponseBody):
+    """What is called; `arguments` is JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(ResponseBody):
+    """A call that the answer makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
