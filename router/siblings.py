@@ -83,7 +83,7 @@ class Siblings:
     async def _ask(self, name: str, question: Question) -> Answer:
         try:
             async with asyncio.timeout(_TIMEOUT):
-                reader, writer = await asyncio.open_unix_connection(name)
+                reader, writer = await _connect(name)
                 try:
                     writer.write(encode_frame(question))
                     return await _read(reader, _answers)
@@ -99,6 +99,18 @@ ALONE: Final = Siblings("", 0, 1)
 
 _questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+async def _connect(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises `OSError`. By hand, as uvloop takes no abstract names; such a connect never waits."""
+    peer = socket.socket(socket.AF_UNIX)
+    try:
+        peer.setblocking(False)
+        peer.connect(name)
+        return await asyncio.open_unix_connection(sock=peer)
+    except BaseException:
+        peer.close()
+        raise
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -2,11 +2,19 @@ import asyncio
 import secrets
 import socket
 
+import pytest
+import uvloop
+
 from pagelet.process.frames import encode_frame
 from pagelet.router.siblings import ALONE, ExplainQuestion, MetricsQuestion, Siblings
 
 
-async def test_a_worker_asks_all_others():
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_worker_asks_all_others(run):
+    run(ask_all_others())
+
+
+async def ask_all_others():
     token = secrets.token_hex(8)
     one, two, three = (Siblings(token, number, 3) for number in range(3))
 

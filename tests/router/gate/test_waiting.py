@@ -1,0 +1,104 @@
+"""Requests that find no replica, or none with room, and what a scaler sees of them."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from support.processes import wait_for
+from support.router import MODEL, client, metrics, replica, router
+
+POOL = '{model="smollm2",pool="default"}'
+
+
+def ask(server, **fields):
+    with client(server) as asking:
+        return asking.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count to three."}],
+            **({"max_tokens": 1} | fields),
+        )
+
+
+def gauge(server, name):
+    return metrics(server)[f"pagelet_router_{name}{POOL}"]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with replica("--simulated-step-seconds", "0.01") as server:
+        yield server
+
+
+def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend):
+    file = tmp_path / "replicas.json"
+    file.write_text("[]")
+    pools = [{"replicas_file": str(file)}]
+    config = {
+        "models": [{"name": MODEL, "pools": pools}],
+        "proxy": {"queue_size": 2, "queue_timeout": 100},
+    }
+    with (
+        router(tmp_path, config, ready_path="/health") as gate,
+        ThreadPoolExecutor() as threads,
+    ):
+        assert httpx.get(f"{gate.address}/ready").status_code == 503
+        for name in ("waiting_requests", "held_requests", "backlog_seconds", "capacity_answers"):
+            assert gauge(gate, name) == 0
+        with client(gate) as asking:
+            assert [model.id for model in asking.models.list()] == [MODEL]
+        held = [threads.submit(ask, gate) for _ in range(2)]
+        wait_for(lambda: gauge(gate, "held_requests") == 2, 30)
+        assert gauge(gate, "waiting_requests") == 2
+        assert gauge(gate, "waiting_prompt_tokens") > 0
+        assert gauge(gate, "backlog_seconds") > 0
+        with pytest.raises(openai.RateLimitError) as full:
+            ask(gate)
+        assert full.value.code == "queue_full"
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        file.write_text(json.dumps([{"id": "one", "url": backend.address}]))
+        assert [request.result().status_code for request in held] == [200, 200]
+        assert gauge(gate, "held_requests") == 0
+        assert gauge(gate, "capacity_answers") > 0
+        assert metrics(gate)["pagelet_router_queue_wait_seconds_count" + '{model="smollm2"}'] == 2
+
+
+def test_a_request_that_waited_long_enough_gets_503(tmp_path):
+    config = {
+        "models": [{"name": MODEL, "pools": [{"replicas": ["http://127.0.0.1:9"]}]}],
+        "proxy": {"queue_timeout": 0.2},
+    }
+    with router(tmp_path, config, ready_path="/health") as gate:
+        with pytest.raises(openai.InternalServerError) as late:
+            ask(gate)
+        assert late.value.status_code == 503
+        assert late.value.code == "no_replica"
+        assert int(late.value.response.headers["retry-after"]) >= 1
+        wait_for(lambda: gauge(gate, "waiting_requests") == 0, 30)
+
+
+def test_a_client_that_goes_away_leaves_the_queue(tmp_path, backend):
+    config = {
+        "models": [{"name": MODEL, "pools": [{"replicas": [backend.address]}]}],
+        "proxy": {"max_in_flight": 1},
+    }
+    with router(tmp_path, config) as gate, ThreadPoolExecutor() as threads:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Go on."}],
+            "stream": True,
+            "ignore_eos": True,
+            "max_tokens": 1000,
+        }
+        url = f"{gate.address}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as running:
+            assert running.status_code == 200
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, json=body, timeout=0.5)
+            wait_for(lambda: gauge(gate, "waiting_requests") == 0, 30)
+            waiting = threads.submit(ask, gate)
+            wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
+            assert gauge(gate, "inflight_answers") == 1
+        assert waiting.result().status_code == 200  # the stream's client is gone, too
