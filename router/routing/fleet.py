@@ -176,15 +176,17 @@ class Fleet:
         prefixes = self._index.longest_prefixes(request.block_hashes)
         prompt, block_size = request.num_prompt_tokens, self.block_size
         most = max(0, prompt - 1) // block_size  # the last token is always computed
-        usual_rate = self._usual_rate()
+        usual_rate = 0.0
         candidates = []
         for replica in replicas:
-            blocks = 0
-            for member in replica.members:
-                blocks = max(blocks, prefixes.get(member, 0))
-            hit = min(blocks, most) * block_size
+            hit = 0
+            if prefixes:
+                blocks = max(prefixes.get(member, 0) for member in replica.members)
+                hit = min(blocks, most) * block_size
             estimator = replica.estimator
-            rate = estimator.rate or usual_rate
+            rate = estimator.rate
+            if rate is None:
+                rate = usual_rate = usual_rate or self._usual_rate()
             wait = estimator.wait_seconds(now, rate)
             prefill = (prompt - hit * replica.trust) / rate
             candidates.append(

@@ -17,6 +17,8 @@ KEEP_SECONDS = 600.0
 DEFAULT_CAPACITY = 31_250
 """Blocks of a replica's cache, if it does not say: 500,000 tokens (llm-d's default)."""
 _EXPIRED_AT_ONCE = 256
+_RENEW = 0.02
+"""Share of its time after which a block's time begins anew when it is used."""
 
 
 class OwnDecisions:
@@ -34,13 +36,17 @@ class OwnDecisions:
 
     def add(self, block_hashes: Sequence[bytes], known: int, now: float) -> None:
         """A prompt was sent, of whose blocks the first `known` are in the index already. Blocks
-        that are confirmed stay so; the others live anew."""
+        that are confirmed stay so; the others live anew (a hot prefix is not renewed each time)."""
         expiry, expires = self._expiry, now + self.keep_seconds
-        held = [h for h in block_hashes[:known] if h in expiry]
+        renewed: list[bytes] = []
+        if known:
+            oldest = expiry.get(block_hashes[known - 1], expires)
+            if oldest < expires - _RENEW * self.keep_seconds:
+                renewed = [h for h in block_hashes[:known] if h in expiry]
         fresh = block_hashes[known:]
         self._index.store(self._member, reversed(fresh))
         # Heads last, so that what is dropped first is the tail of a prefix, as in the engine.
-        for block_hash in (*reversed(fresh), *reversed(held)):
+        for block_hash in (*reversed(fresh), *reversed(renewed)):
             expiry[block_hash] = expires
             expiry.move_to_end(block_hash)
         if (excess := len(expiry) - self.capacity) > 0:

@@ -11,6 +11,7 @@ that know nothing of each other, or a router that just started, agree on a repli
 choice is bounded, not by a count of requests, but by how much longer the request would wait.
 """
 
+import math
 from collections import OrderedDict
 
 from pagelet.router.routing.ring import HashRing
@@ -38,21 +39,26 @@ class Prefix:
     def choose(self, request: RouteRequest, candidates: list[Candidate]) -> tuple[Candidate, str]:
         """The best candidate of those that keep the bound of `stay_seconds`."""
         seen = self._see(request.head)
-        hits = [candidate.hit_tokens for candidate in candidates]
-        least_ttft = min(candidate.ttft_seconds for candidate in candidates)
+        least_ttft = math.inf
+        most, least = 0, request.num_prompt_tokens
         for c in candidates:
-            c.score = c.wait_seconds + WORK_WEIGHT * (c.ttft_seconds - c.wait_seconds)
-        most = max(hits)
-        if most == min(hits):
+            wait, ttft, hit = c.wait_seconds, c.ttft_seconds, c.hit_tokens
+            c.score = wait + WORK_WEIGHT * (ttft - wait)
+            if ttft < least_ttft:
+                least_ttft = ttft
+            if hit > most:
+                most = hit
+            if hit < least:
+                least = hit
+        if most == least:
             return self._by_ring(request, candidates, least_ttft, seen)
-        bound = least_ttft + self._stay_seconds
-        within = []
-        for candidate in candidates:
-            if candidate.ttft_seconds <= bound:
-                within.append(candidate)
-            else:
-                candidate.note = f"{candidate.ttft_seconds - least_ttft:.1f} s later than the best"
-        chosen = min(within, key=lambda c: (c.score, c.load))
+        chosen, bound = None, least_ttft + self._stay_seconds
+        for c in candidates:
+            if c.ttft_seconds > bound:
+                c.note = f"{c.ttft_seconds - least_ttft:.1f} s later than the best"
+            elif chosen is None or (c.score, c.load) < (chosen.score, chosen.load):
+                chosen = c
+        assert chosen is not None, "the best keeps the bound"
         if chosen.hit_tokens == most:
             return chosen, "longest cached prefix"
         return chosen, "the longest cached prefix would cost more time than it saves"
