@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from pagelet.protocol.openai.errors import ApiError
@@ -109,11 +109,12 @@ class ModelTable:
         return next(iter(self._names(route)), UNNAMED)
 
     def choose_pool(
-        self, model: ServedModel, key: bytes, available: Collection[PoolRef]
+        self, model: ServedModel, key: Callable[[], bytes], available: Collection[PoolRef]
     ) -> PoolRef:
-        """The pool for a request. `key` is the same for all requests of a conversation, which so
-        stays on one revision; `available` are the pools that have a replica. If none has, the
-        request will wait for the one that it would go to.
+        """The pool for a request. `key` returns what is the same for all requests of a
+        conversation, which so stays on one revision; it is asked only if there is a choice.
+        `available` are the pools that have a replica. If none has, the request will wait for the
+        one that it would go to.
 
         Weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): a change of weights moves
         no more conversations than it must.
@@ -126,7 +127,8 @@ class ModelTable:
         chosen_from = [item for item in weighted if item[0] in available] or weighted
         if len(chosen_from) == 1:
             return chosen_from[0][0]
-        return min(chosen_from, key=lambda item: _distance(key, item[1].name) / item[1].weight)[0]
+        value = key()
+        return min(chosen_from, key=lambda item: _distance(value, item[1].name) / item[1].weight)[0]
 
     def upstream_name(self, model: ServedModel, pool: PoolRef) -> str:
         """The name by which the pool's replicas know the model; the body must say it if it is not

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.models import ServedModel
 from pagelet.router.proxy.body import RequestBody
@@ -35,8 +36,6 @@ PATHS: Final = frozenset(
 )
 """Where clients may POST JSON that names a model."""
 _MODEL_OPTIONAL: Final = frozenset(("/tokenize", "/detokenize"))
-_HEAD_BYTES: Final = 1024
-"""Of a prompt's text that the choice among a model's revisions looks at."""
 _SEED_BITS: Final = 63
 
 
@@ -59,8 +58,9 @@ class Inference:
         record.model, record.stream = model.name, body.stream
         record.answers = body.n * body.num_prompts
         session = self.exchange.header(self.state.config.routing.session_header.encode())
-        key = session.encode() if session else body.prompt_text[:_HEAD_BYTES]
-        ref = self.state.models.choose_pool(model, key, self.state.available)
+        ref = self.state.models.choose_pool(
+            model, lambda: conversation_key(body.data, session), self.state.available
+        )
         pool, tokeniser = self.state.pools[ref], self.state.tokenisers[ref]
         record.pool = pool.name
         prompt_tokens = estimate_tokens(body.prompt_text)
