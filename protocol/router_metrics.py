@@ -196,7 +196,6 @@ SERVER_METRICS: tuple[Metric, ...] = (
 
 SAME_IN_ALL_WORKERS: Final = frozenset(
     (
-        "pagelet_router_capacity_answers",
         "pagelet_router_replicas",
         "pagelet_router_replicas_with_events",
         "pagelet_router_index_blocks",

@@ -35,9 +35,10 @@ class ReplicaPool:
         headers: Headers,
         *,
         on_replica: Callable[[Replica], None],
+        num_workers: int = 1,
     ) -> None:
         """`headers` authorise the router with the replicas. `on_replica` is called whenever one
-        comes, changes or goes."""
+        comes, changes or goes. `num_workers` processes share the replicas' room evenly."""
         self.name = name
         self.options = options
         self.fleet = Fleet(routing)
@@ -46,6 +47,7 @@ class ReplicaPool:
         self.replicas: dict[str, Replica] = {}
         self._headers = headers
         self._on_replica = on_replica
+        self._num_workers = num_workers
         self._discoveries = discoveries
         self._found: list[Sequence[Endpoint]] = [() for _ in discoveries]
         self._probers: dict[str, tuple[Prober, asyncio.Task[None]]] = {}
@@ -75,8 +77,14 @@ class ReplicaPool:
 
     def choose(self, request: RouteRequest, excluded: Collection[str]) -> Decision | None:
         """The replica for a request; None if there is none for now."""
-        now = time.monotonic()
-        return self.fleet.choose(request, now, excluded=excluded, eligible=self.available)
+        now, available = time.monotonic(), self.available
+        with_room = [
+            replica_id
+            for replica_id in available
+            if self.fleet.in_flight(replica_id) < self._share(self.replicas[replica_id])
+        ]
+        eligible = with_room or available
+        return self.fleet.choose(request, now, excluded=excluded, eligible=eligible)
 
     async def wait_for_change(self, seconds: float) -> None:
         """Until some replica has come, changed or gone, or the time is up."""
@@ -159,6 +167,21 @@ class ReplicaPool:
             # Others can go on with its streams, so that nobody has to wait for its end.
             replica.upstream.interrupt(ReplicaLeaves("the replica leaves"))
 
+    def _set_capacity(self) -> None:
+        """What replicas that take requests may have in flight. What others still work on, as in a
+        drain, takes no place away from new requests."""
+        now, capacity, elsewhere = time.monotonic(), 0, 0
+        for replica in self.replicas.values():
+            if replica.takes_requests(now):
+                capacity += self._share(replica)
+            else:
+                elsewhere += self.fleet.in_flight(replica.id)
+        self.room.set_capacity(capacity + elsewhere if capacity else 0)
+
+    def _share(self, replica: Replica) -> int:
+        """Answers that this worker of the router may have in flight on a replica."""
+        return -(-replica.capacity // self._num_workers)
+
     def _on_change(self, replica: Replica) -> None:
         if replica.health == "gone":
             self.fleet.remove(replica.id)
@@ -166,9 +189,7 @@ class ReplicaPool:
         elif replica.health != "unknown" and (replica.model_names or replica.is_pagelet):
             self.fleet.add(replica.id, replica.description, time.monotonic())
             self.events.follow(replica)
-        now = time.monotonic()
-        taking = [r for r in self.replicas.values() if r.takes_requests(now)]
-        self.room.set_capacity(sum(r.capacity for r in taking))
+        self._set_capacity()
         self._on_replica(replica)
         if self._changed is not None:
             self._changed.set_result(None)

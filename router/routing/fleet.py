@@ -124,6 +124,11 @@ class Fleet:
         """Blocks that the prefix index remembers."""
         return len(self._index)
 
+    def in_flight(self, replica_id: str) -> int:
+        """Requests that were sent to a replica and have not ended; 0 for one that is not known."""
+        replica = self._replicas.get(replica_id)
+        return 0 if replica is None else replica.estimator.in_flight
+
     def add(self, replica_id: str, description: ReplicaDescription | None, now: float) -> None:
         """Adds a replica, or takes its new description in; a new incarnation starts empty."""
         replica = self._replicas.get(replica_id)

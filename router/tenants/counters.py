@@ -49,6 +49,7 @@ class CounterTable:
         assert 0 <= worker < num_workers
         assert fd is not None or num_workers == 1, "several workers need one table"
         self._fd = create_counters(num_workers) if fd is None else fd
+        self.num_workers = num_workers
         self._shared = num_workers > 1
         self._column = worker
         self._row = _row_format(num_workers)
