@@ -30,7 +30,8 @@ _RETRY_PAUSE: Final = 0.25
 _REFUSALS: Final = frozenset((429, 502, 503, 504))
 _MOST_HOLD: Final = 10.0
 """Seconds for which a replica's Retry-After is believed; probes know better then."""
-_ENGINE_DEAD: Final = b'"code":"engine_unavailable"'
+_ENGINE_DEAD: Final = "engine_unavailable"
+"""The code by which a replica says that its engine died, perhaps of this very request."""
 _USAGE_TAIL: Final = 4096
 
 
@@ -227,7 +228,7 @@ class Forwarding:
     def _refused(self, replica: Replica, response: Response, body: bytes) -> Lost:
         """What an answer of 429 or of 500 and above means."""
         error = _error_of(response, body)
-        if response.status in _REFUSALS and _ENGINE_DEAD not in body:
+        if response.status in _REFUSALS and error.detail.code != _ENGINE_DEAD:
             self._pool.on_refusal(replica, _seconds(response.header(b"retry-after")))
             return Lost("refusal", error)
         self._pool.on_failure(replica)

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 
 from pagelet.router.upstream.connection import (
     Connection,
-    ConnectionLost,
     Headers,
     UpstreamError,
 )
 
 _MOST_UNREAD = 256 << 10
 """Bytes of an answer that wait for a slow client before its server has to wait, too."""
+_KEPT_SECONDS = 4.0
+"""Of idleness: servers close connections after 5 s (uvicorn) or more, and a request on one that is
+just being closed is lost."""
 
 
 class ConnectFailed(UpstreamError):
@@ -152,7 +154,7 @@ class Upstream:
         self._prefix = url.path.rstrip("/").removesuffix("/v1").encode()
         self._host_line = b"Host: " + url.netloc.rpartition("@")[2].encode("idna") + b"\r\n"
         self._connect_timeout = connect_timeout
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[float, Connection]] = []  # since when, and last used last
         self._open: set[Response] = set()
         self._closed = False
 
@@ -178,27 +180,16 @@ class Upstream:
             head.append(b"Content-Length: %d\r\n" % len(body))
         head += (b"\r\n", body)
         request = b"".join(head)
-        lost: ConnectionLost | None = None
-        while True:
-            reused, connection = await self._connection(lost)
-            response = Response(self, connection)
-            self._open.add(response)
-            connection.send(request, response)
-            try:
-                await response.wait_for_head(seconds)
-            except ConnectionLost as error:
-                # A server may close a kept connection just when it is used again. If no new one
-                # can be made either, it was the server's end, perhaps of this very request.
-                response.close()
-                if error.begun or not reused:
-                    raise
-                lost = error
-                self._drop_idle()
-            except BaseException:
-                response.close()
-                raise
-            else:
-                return response
+        connection = await self._connection()
+        response = Response(self, connection)
+        self._open.add(response)
+        connection.send(request, response)
+        try:
+            await response.wait_for_head(seconds)
+        except BaseException:
+            response.close()
+            raise
+        return response
 
     def interrupt(self, error: UpstreamError, silent_since: float | None = None) -> None:
         """Ends the answers under way as if the server had failed, or those to which nothing was
@@ -213,23 +204,23 @@ class Upstream:
             return
         self._open.discard(response)
         if connection is not None and connection.usable and not self._closed:
-            self._idle.append(connection)
+            self._idle.append((asyncio.get_running_loop().time(), connection))
 
     def close(self) -> None:
         """Closes the connections that are kept, and keeps none from now on."""
         self._closed = True
-        self._drop_idle()
-
-    def _drop_idle(self) -> None:
-        for connection in self._idle:
+        for _, connection in self._idle:
             connection.abort()
         self._idle.clear()
 
-    async def _connection(self, lost: ConnectionLost | None) -> tuple[bool, Connection]:
-        while self._idle:
-            if (connection := self._idle.pop()).usable:
-                return True, connection
+    async def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
+        fresh = loop.time() - _KEPT_SECONDS
+        while self._idle:
+            since, connection = self._idle.pop()
+            if connection.usable and since >= fresh:
+                return connection
+            connection.abort()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
@@ -240,5 +231,5 @@ class Upstream:
         except OSError as error:
             failure = f"cannot connect: {error}"
         else:
-            return False, connection
-        raise lost or ConnectFailed(failure)
+            return connection
+        raise ConnectFailed(failure)

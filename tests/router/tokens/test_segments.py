@@ -1,4 +1,4 @@
-"""Encoding by segments is the same as encoding at once, whatever the tokenizer does at its edges."""
+"""Encoding by segments is encoding at once, whatever the tokenizer does at their edges."""
 
 import pytest
 from hypothesis import given

@@ -1,0 +1,178 @@
+"""What happens to a request whose replica fails before the answer has begun."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from pagelet.protocol.router import ModelRoute, Pool
+from support.scripted_replica import ScriptedReplica, cut, error, silent, stream, whole
+
+GOOD = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+
+
+def replicas(*answers):
+    made = []
+    for answer in answers:
+        replica = ScriptedReplica()
+        replica.answer = answer
+        made.append(replica)
+    return made
+
+
+def asked(routed):
+    return [len(replica.asked) for replica in routed.replicas]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(cut, id="connection lost"),
+        pytest.param(error(503, "draining"), id="503"),
+        pytest.param(error(502, "bad_gateway"), id="502"),
+        pytest.param(error(429, "queue_full", ["Retry-After: 1"]), id="429"),
+        pytest.param(error(500, "internal"), id="500"),
+        pytest.param(stream(end="cut"), id="cut after the head"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_another_replica_answers(routed, failure, streams) -> None:
+    good = stream(b"data: x\n\n", b"data: [DONE]\n\n") if streams else whole(GOOD)
+    async with routed(*replicas(failure, good)) as fleet:
+        for _ in range(2):
+            response = await fleet.post({"stream": streams})
+            assert response.status_code == 200
+            assert response.headers["x-pagelet-replica"] == fleet.replicas[1].url
+        assert asked(fleet)[1] == 2
+
+
+async def test_a_replica_that_is_down_is_not_asked_and_comes_back_by_a_probe(routed) -> None:
+    async with routed() as fleet:
+        port = fleet.replicas[0].port
+        await fleet.replicas[0].stop()
+        for _ in range(4):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet) == [0, 4]
+        await fleet.wait_for(lambda: fleet.num_available == 1)
+        await fleet.replicas[0].start()
+        assert fleet.replicas[0].port == port
+        await fleet.wait_for(lambda: fleet.num_available == 2)
+        for _ in range(4):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet)[0] == 2
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_request_that_is_wrong_is_not_tried_again(routed, status) -> None:
+    wrong = error(status, "wrong", kind="invalid_request_error")
+    async with routed(*replicas(wrong, wrong)) as fleet:
+        response = await fleet.post()
+        assert response.status_code == status
+        assert response.json()["error"]["code"] == "wrong"
+        assert sum(asked(fleet)) == 1
+
+
+@pytest.mark.parametrize("failure", [cut, error(500, "internal"), stream(end="cut")])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_request_that_kills_its_replicas_reaches_two_of_them_at_most(
+    routed, failure, streams
+) -> None:
+    async with routed(*replicas(*[failure] * 4)) as fleet:
+        response = await fleet.post({"stream": streams})
+        assert response.status_code in (500, 502)
+        assert response.json()["error"]["type"] == "server_error"
+        assert sum(asked(fleet)) == 2
+
+
+async def test_a_dead_engine_counts_as_a_death_although_its_server_answers(routed) -> None:
+    dead = error(503, "engine_unavailable", ["Retry-After: 5"])
+    async with routed(*replicas(*[dead] * 4)) as fleet:
+        response = await fleet.post()
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "5"
+        assert sum(asked(fleet)) == 2
+
+
+async def test_when_all_are_full_the_client_hears_it(routed) -> None:
+    full = error(429, "queue_full", ["Retry-After: 3"])
+    async with routed(*replicas(full, full, full)) as fleet:
+        response = await fleet.post()
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "3"
+        assert asked(fleet) == [1, 1, 1]
+
+
+async def test_retries_are_a_share_of_the_requests(routed) -> None:
+    refusing = error(503, "busy", ["Retry-After: 0"])
+    async with routed(*replicas(refusing, refusing), retry_budget=0.5, queue_timeout=60.0) as fleet:
+        responses = await asyncio.gather(*(fleet.post() for _ in range(20)))
+        assert {response.status_code for response in responses} == {503}
+        # Ten are always allowed, and half of twenty.
+        assert 20 < sum(asked(fleet)) <= 40
+
+
+async def test_a_replica_gets_no_requests_while_it_says_so(routed) -> None:
+    async with routed(*replicas(error(503, "busy", ["Retry-After: 10"]), whole(GOOD))) as fleet:
+        for _ in range(6):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet) == [1, 6]
+
+
+async def test_failures_in_a_row_open_the_breaker(routed) -> None:
+    options = {"breaker_failures": 3}
+    async with routed(*replicas(error(500, "internal"), whole(GOOD)), **options) as fleet:
+        for _ in range(20):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet) == [3, 20]
+
+
+async def test_a_silent_replica_is_given_up(routed) -> None:
+    async with routed(*replicas(silent, whole(GOOD)), first_byte_timeout=0.3) as fleet:
+        for _ in range(2):
+            assert (await fleet.post({"stream": True})).status_code == 200
+        assert asked(fleet)[0] >= 1
+        await asyncio.wait_for(fleet.replicas[0].asked[0].closed.wait(), 5)
+
+
+async def test_a_draining_replica_gets_no_new_requests(routed) -> None:
+    async with routed() as fleet:
+        fleet.replicas[0].draining = True
+        await fleet.wait_for(lambda: fleet.num_available == 1)
+        for _ in range(4):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet) == [0, 4]
+
+
+async def test_requests_wait_for_the_first_replica(routed) -> None:
+    replica = ScriptedReplica()
+    async with routed(replica) as fleet:
+        await replica.stop()
+        await fleet.wait_for(lambda: fleet.num_available == 0)
+        ready = await fleet.client.get("/ready")
+        assert ready.status_code == 503
+        waiting = asyncio.create_task(fleet.post())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await replica.start()
+        assert (await waiting).status_code == 200
+        assert (await fleet.client.get("/ready")).status_code == 200
+
+
+async def test_without_any_replica_the_wait_has_an_end(routed) -> None:
+    models = [ModelRoute(name="m", pools=[Pool(replicas=["http://127.0.0.1:9"])])]
+    options = {"wait": False, "queue_timeout": 0.3}
+    async with routed(config={"models": models}, **options) as fleet:
+        response = await fleet.post()
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_client_that_leaves_ends_the_work_of_its_replica(routed) -> None:
+    for answer in (silent, stream(b"data: x\n\n", end="silent")):
+        async with routed(*replicas(answer), idle_timeout=60.0) as fleet:
+            with pytest.raises(httpx.ReadTimeout):
+                await fleet.post({"stream": True}, timeout=0.2)
+            await asyncio.wait_for(fleet.replicas[0].asked[0].closed.wait(), 5)
+            await fleet.wait_for(lambda: fleet.state.open_requests == 0)
+            (pool,) = fleet.state.pools.values()
+            assert pool.room.in_flight == 0

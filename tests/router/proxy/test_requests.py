@@ -1,0 +1,242 @@
+"""What clients may send, and what of it replicas get to see."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from support.scripted_replica import ScriptedReplica, error, stream, whole
+
+REFUSED = [
+    pytest.param(b'{"model": "m", "prompt": "p", "pagelet": {}}', 400, "pagelet", id="reserved"),
+    pytest.param(b'{"model": "m", "pagel\\u0065t": null}', 400, "pagelet", id="disguised"),
+    pytest.param(b'{"model": "m", ', 400, None, id="broken"),
+    pytest.param(b"[1]", 400, None, id="no object"),
+    pytest.param(b"", 400, None, id="empty"),
+    pytest.param(b'{"prompt": "p"}', 400, "model", id="no model"),
+    pytest.param(b'{"model": 3}', 400, "model", id="no name"),
+    pytest.param(b'{"model": "gpt"}', 404, "model", id="unknown model"),
+    pytest.param(b'{"model": "m", "prompt": "' + b"x" * 3000 + b'"}', 413, None, id="huge"),
+    pytest.param(b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}", 400, None, id="nested without end"),
+]
+
+
+@pytest.mark.parametrize(("data", "status", "param"), REFUSED)
+async def test_what_is_refused_never_reaches_a_replica(routed, data, status, param) -> None:
+    async with routed(max_body_bytes=2900 if status == 413 else 1 << 20) as fleet:
+        response = await fleet.client.post("/v1/completions", content=data)
+        assert response.status_code == status, response.text
+        detail = response.json()["error"]
+        assert detail["type"] == "invalid_request_error"
+        assert detail["param"] == param
+        assert response.headers["x-request-id"]
+        assert not any(replica.asked for replica in fleet.replicas)
+
+
+async def test_an_unknown_model_is_told_the_known_ones(routed) -> None:
+    async with routed() as fleet:
+        response = await fleet.post({"model": "gpt"})
+        assert "'m'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/nothing", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/health", 405),
+    ],
+)
+async def test_other_paths_and_methods(routed, method, path, status) -> None:
+    async with routed() as fleet:
+        response = await fleet.client.request(method, path, json={"model": "m"})
+        assert response.status_code == status
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_headers_are_the_routers_to_pass_on(routed, tmp_path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("replica-key\n")
+    options = {"config": {"replica_api_key_file": str(key_file)}}
+    answer = whole({"choices": []}, headers=["X-Own: yes", "Server: s", "X-Request-Id: theirs"])
+    replica = ScriptedReplica()
+    replica.answer = answer
+    sent = {
+        "Authorization": "Bearer client-key",
+        "X-Request-Id": "one",
+        "X-Other": "passed",
+        "X-Hop": "not passed",
+        "Connection": "x-hop",
+        "Cookie": "a=b",
+        "traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
+    }
+    async with routed(replica, **options) as fleet:
+        response = await fleet.post(headers=sent)
+        (asked,) = replica.asked
+        seen = {name.lower(): value for name, value in asked.headers.items()}
+        assert seen["authorization"] == "Bearer replica-key"
+        assert seen["x-request-id"] == "one"
+        assert seen["x-other"] == "passed"
+        assert seen["cookie"] == "a=b"
+        assert seen["traceparent"].startswith("00-0123456789abcdef0123456789abcdef-")
+        assert "x-hop" not in seen
+        assert seen["host"] == replica.url.removeprefix("http://")
+        assert response.headers["x-own"] == "yes"
+        assert response.headers["x-request-id"] == "one"
+        assert response.headers["x-pagelet-replica"] == replica.url
+        assert response.headers["content-type"] == "application/json"
+        assert "server" not in response.headers
+
+
+async def test_a_bodys_own_id_is_that_of_the_request(routed) -> None:
+    async with routed() as fleet:
+        response = await fleet.post({"request_id": "from the body!"})
+        assert response.headers["x-request-id"] == "fromthebody"
+        (asked,) = (asked for replica in fleet.replicas for asked in replica.asked)
+        assert asked.headers["x-request-id"] == "fromthebody"
+
+
+async def test_a_replica_of_another_kind_gets_the_body_as_it_is(routed) -> None:
+    replica = ScriptedReplica(pagelet=False)
+    replica.answer = stream(b"data: x\r\n\r\n", b"data: [DONE]\r\n\r\n")
+    data = b'{ "prompt":"p",  "model": "m", "stream":true}'
+    async with routed(replica) as fleet:
+        response = await fleet.client.post("/v1/completions?a=b", content=data)
+        (asked,) = replica.asked
+        assert asked.data == data
+        assert asked.path == "/v1/completions?a=b"
+        assert response.content == b"data: x\r\n\r\ndata: [DONE]\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/tokenize", "/v1/rerank"])
+async def test_other_paths_of_the_api_go_through_untouched(routed, path) -> None:
+    replica = ScriptedReplica()
+    replica.answer = whole({"answer": 1})
+    data = b'{"input": ["a", "b"], "model": "m"}'
+    async with routed(replica) as fleet:
+        response = await fleet.client.post(path, content=data)
+        assert response.json() == {"answer": 1}
+        assert (replica.asked[0].path, replica.asked[0].data) == (path, data)
+
+
+async def test_tokenize_needs_no_model(routed) -> None:
+    async with routed() as fleet:
+        response = await fleet.client.post("/tokenize", json={"prompt": "p"})
+        assert response.status_code == 200
+
+
+async def test_an_alias_is_the_replicas_own_name_to_them(routed) -> None:
+    replica = ScriptedReplica()
+    async with routed(replica, route={"name": "big", "aliases": ["best"]}) as fleet:
+        for name in ("big", "best"):
+            assert (await fleet.post({"model": name, "seed": 1})).status_code == 200
+    assert len(replica.asked) == 2
+    for asked in replica.asked:
+        assert asked.body["model"] == "m"
+        assert asked.body["seed"] == 1
+
+
+async def test_models_and_probes(routed) -> None:
+    async with routed() as fleet:
+        models = (await fleet.client.get("/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == ["m"]
+        assert (await fleet.client.get("/v1/models/m")).json()["max_model_len"] == 1000
+        assert (await fleet.client.get("/v1/models/x")).status_code == 404
+        assert (await fleet.client.get("/health")).status_code == 200
+        assert "version" in (await fleet.client.get("/version")).json()
+        metrics = (await fleet.client.get("/metrics")).text
+        assert 'pagelet_router_replicas{model="m",pool="default",state="ready"} 2' in metrics
+
+
+async def test_a_drain_lets_streams_finish_and_refuses_new_requests(routed) -> None:
+    replica = ScriptedReplica()
+    replica.answer = stream(b"data: x\n\n", b"data: [DONE]\n\n", pause=0.3)
+    async with routed(replica) as fleet:
+        running = asyncio.create_task(fleet.post({"stream": True}))
+        await fleet.wait_for(lambda: replica.asked)
+        draining = asyncio.create_task(fleet.state.drain(10))
+        await asyncio.sleep(0.01)
+        refused = await fleet.post()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert (await fleet.client.get("/ready")).status_code == 503
+        assert (await fleet.client.get("/health")).status_code == 200
+        assert (await running).content.endswith(b"data: [DONE]\n\n")
+        assert await draining
+
+
+async def test_a_slow_client_slows_its_replica_and_nothing_piles_up(routed) -> None:
+    size, num_parts, written = 1 << 20, 64, 0
+
+    async def pour(asked):
+        nonlocal written
+        asked.writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        event = b"data: " + b"x" * size + b"\n\n"
+        for _ in range(num_parts):
+            asked.writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+            await asked.writer.drain()
+            written += size
+        asked.writer.write(b"0\r\n\r\n")
+        await asked.writer.drain()
+
+    replica = ScriptedReplica(pagelet=False)
+    replica.answer = pour
+    async with routed(replica, idle_timeout=30.0) as fleet:
+        body = {"model": "m", "stream": True}
+        async with fleet.client.stream("POST", "/v1/completions", json=body) as response:
+            received = 0
+            async for part in response.aiter_raw(1 << 16):
+                if not received:
+                    await asyncio.sleep(0.5)
+                    assert written < num_parts * size / 2
+                received += len(part)
+    assert received == num_parts * (size + 8)
+
+
+async def test_bad_answers_are_no_answers(routed) -> None:
+    async def garbage(asked):
+        asked.writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
+        await asked.writer.drain()
+
+    replicas = [ScriptedReplica(), ScriptedReplica()]
+    replicas[0].answer = garbage
+    async with routed(*replicas) as fleet:
+        for _ in range(2):
+            assert (await fleet.post()).status_code == 200
+
+
+async def test_errors_of_other_kinds_of_servers_are_passed_on(routed) -> None:
+    numbered = whole({"error": {"message": "m", "type": "t", "param": None, "code": 500}}, 500)
+    plain = whole({"detail": "broken"}, 503)
+    for answer, status in ((numbered, 500), (plain, 503)):
+        replica = ScriptedReplica(pagelet=False)
+        replica.answer = answer
+        async with routed(replica, queue_timeout=0.5, retry_budget=0.0) as fleet:
+            response = await fleet.post()
+            assert response.status_code == status
+            assert json.dumps(response.json()["error"])
+
+
+async def test_large_heads_and_bodies_go_through(routed) -> None:
+    replica = ScriptedReplica()
+    replica.answer = whole({"text": "y" * 3_000_000})
+    async with routed(replica) as fleet:
+        response = await fleet.post({"prompt": "x" * 3_000_000})
+        assert len(response.json()["text"]) == 3_000_000
+        assert len(replica.asked[0].body["prompt"]) == 3_000_000
+
+
+async def test_what_a_replica_refuses_is_passed_on_as_it_is(routed) -> None:
+    replica = ScriptedReplica()
+    replica.answer = error(400, "too_long", ["X-Own: yes"], kind="invalid_request_error")
+    async with routed(replica) as fleet:
+        response = await fleet.post()
+        assert isinstance(response, httpx.Response)
+        assert response.headers["x-own"] == "yes"
+        assert response.json()["error"]["code"] == "too_long"

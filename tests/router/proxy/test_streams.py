@@ -1,0 +1,230 @@
+"""What becomes of streams whose replica fails in their midst, event by event."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed
+from support.scripted_replica import DONE, ScriptedReplica, error, event, stream
+
+SERVER_ERROR = (
+    b'data: {"error":{"message":"died","type":"server_error","param":null,"code":"x"}}\n\n'
+)
+USAGE = b'data: {"id":"x","created":7,"choices":[],"usage":{"prompt_tokens":3}}\n\n'
+
+
+def first(index=0):
+    return event(index, "", f"begin {index} 16")
+
+
+def shown(data):
+    """Texts of the events, by answer."""
+    texts = {}
+    for block in data.decode().split("\n\n"):
+        assert "\n: " not in block
+        if block.startswith("data: {"):
+            chunk = json.loads(block[6:])
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return texts
+
+
+class Script:
+    """Answers for the requests in the order in which they come, whichever replica they come to;
+    the last one for all that follow."""
+
+    def __init__(self, *answers, num_replicas=4):
+        self.asked = []
+        self._answers = list(answers)
+        self.replicas = [ScriptedReplica() for _ in range(num_replicas)]
+        for replica in self.replicas:
+            replica.answer = self._answer
+
+    async def _answer(self, asked):
+        self.asked.append(asked)
+        await self._answers[min(len(self.asked), len(self._answers)) - 1](asked)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param({"end": "cut"}, id="cut"),
+        pytest.param({"end": "whole"}, id="ended without its end"),
+        pytest.param({"end": "silent"}, id="silent"),
+    ],
+)
+async def test_a_stream_goes_on_from_its_journal(routed, end) -> None:
+    before = [first(), event(0, "a", "tokens 0 5,6"), event(0, "b", "tokens 0 7")]
+    half = event(0, "never", "tokens 0 9")[:-20]
+    after = [event(0, "c", "tokens 0 8", "end 0", finish="stop"), DONE]
+    script = Script(stream(*before, half, **end), stream(*after))
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream({"seed": 3})
+        assert shown(data) == {0: "abc"}
+        assert data.endswith(DONE)
+        begun, resumed = script.asked
+        assert begun.body["pagelet"]["journal"] is True
+        assert "resume" not in begun.body["pagelet"]
+        assert resumed.body["pagelet"]["resume"] == {
+            "created": 7,
+            "answers": [{"begun": True, "token_ids": [5, 6, 7], "finished": False}],
+        }
+        assert resumed.body["pagelet"]["seed"] == begun.body["pagelet"]["seed"]
+        assert resumed.headers["x-request-id"] == begun.headers["x-request-id"]
+
+
+async def test_an_error_of_the_server_is_made_good_by_another(routed) -> None:
+    failing = stream(first(), event(0, "a", "tokens 0 5") + SERVER_ERROR)
+    going_on = stream(event(0, "b", "tokens 0 6", "end 0", finish="length"), DONE)
+    async with routed(*Script(failing, going_on).replicas) as fleet:
+        assert shown(await fleet.stream()) == {0: "ab"}
+
+
+async def test_an_error_of_the_request_is_passed_on(routed) -> None:
+    wrong = SERVER_ERROR.replace(b"server_error", b"invalid_request_error")
+    script = Script(stream(first(), wrong))
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream()
+        assert data.endswith(wrong)
+        assert len(script.asked) == 1
+
+
+async def test_a_stream_that_kills_two_replicas_ends_with_an_error(routed) -> None:
+    dying = stream(first(), event(0, "a", "tokens 0 5"), end="cut")
+    script = Script(dying)
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream()
+        last = json.loads(data.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+        assert last["type"] == "server_error"
+        assert DONE not in data
+        assert len(script.asked) == 2
+
+
+async def test_a_refused_continuation_is_asked_of_the_next(routed) -> None:
+    dying = stream(first(), event(0, "a", "tokens 0 5"), end="cut")
+    going_on = stream(event(0, "b", "tokens 0 6", "end 0", finish="length"), DONE)
+    refusing = error(503, "draining", ["Retry-After: 1"])
+    script = Script(dying, refusing, going_on)
+    async with routed(*script.replicas, retry_budget=0.0) as fleet:
+        assert shown(await fleet.stream()) == {0: "ab"}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+async def test_what_lacks_only_its_end_needs_no_other_replica(routed, usage) -> None:
+    finished = event(0, "a", "tokens 0 5", "end 0", finish="stop")
+    parts = [first(), finished, USAGE] if usage else [first(), finished]
+    script = Script(stream(*parts, end="cut"))
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream({"stream_options": {"include_usage": usage}})
+        assert shown(data) == {0: "a"}
+        assert data.endswith(DONE)
+        assert len(script.asked) == 1
+
+
+async def test_a_lost_usage_is_asked_of_another_replica(routed) -> None:
+    finished = event(0, "a", "tokens 0 5", "end 0", finish="stop")
+    script = Script(stream(first(), finished, end="cut"), stream(USAGE, DONE))
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream({"stream_options": {"include_usage": True}})
+        assert data.endswith(USAGE + DONE)
+        _, resumed = script.asked
+        assert resumed.body["pagelet"]["resume"]["answers"][0]["finished"]
+
+
+async def test_answers_of_several_prompts_go_on_each_from_its_own_state(routed) -> None:
+    before = [first(0), first(3), event(3, "d", "tokens 3 9", "end 3", finish="stop")]
+    after = [
+        event(0, "a", "tokens 0 5", "end 0", finish="stop"),
+        first(1),
+        event(1, "b", "tokens 1 5", "end 1", finish="stop"),
+        event(2, "c", "begin 2 0", "tokens 2 5", "end 2", finish="stop"),
+        DONE,
+    ]
+    script = Script(stream(*before, end="cut"), stream(*after))
+    async with routed(*script.replicas) as fleet:
+        data = await fleet.stream({"prompt": ["p", "q"], "n": 2})
+        assert shown(data) == {0: "a", 1: "b", 2: "c", 3: "d"}
+        answers = script.asked[1].body["pagelet"]["resume"]["answers"]
+        assert [answer["begun"] for answer in answers] == [True, False, False, True]
+        assert [answer["finished"] for answer in answers] == [False, False, False, True]
+
+
+async def test_a_stream_of_another_kind_of_server_ends_with_a_clear_error(routed) -> None:
+    replicas = [ScriptedReplica(pagelet=False) for _ in range(2)]
+    for replica in replicas:
+        replica.answer = stream(b'data: {"choices":[]}\n\n', b'data: {"cho', end="cut")
+    async with routed(*replicas) as fleet:
+        data = await fleet.stream()
+        assert data.startswith(b'data: {"choices":[]}\n\ndata: {"cho\n\n')
+        last = json.loads(data.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+        assert last["code"] == "stream_broken"
+        assert sum(len(replica.asked) for replica in replicas) == 1
+
+
+LINES = st.lists(st.text("ab:", min_size=1, max_size=6), min_size=1, max_size=3)
+
+
+@given(st.lists(LINES.map("\n".join).map(str.encode)), st.data())
+def test_only_whole_events_are_passed_on(texts, data) -> None:
+    whole = b"".join(text + b"\n\n" for text in texts)
+    splitter, rest, passed = EventSplitter(), whole, b""
+    while rest:
+        cut = data.draw(st.integers(1, len(rest)))
+        events = splitter.feed(rest[:cut])
+        rest = rest[cut:]
+        assert not events or events.endswith(b"\n\n")
+        passed += events
+        received = whole[: len(whole) - len(rest)]
+        complete = received[: received.rfind(b"\n\n") + 2] if b"\n\n" in received else b""
+        assert passed == complete
+    assert passed == whole
+
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), TOKENS, st.text(max_size=5))), st.data())
+def test_the_journal_knows_what_was_shown_and_clients_do_not_see_it(steps, data) -> None:
+    begun, events, plain, tokens = set(), b"", b"", {index: [] for index in range(3)}
+    for index, ids, text in steps:
+        comments = [f"begin {index} 32"] if index not in begun else []
+        begun.add(index)
+        if ids:
+            comments.append(f"tokens {index} {','.join(map(str, ids))}")
+        tokens[index] += ids
+        events += event(index, text, *comments)
+        plain += event(index, text)
+    journal, splitter, seen = Journal(3, 1, wants_usage=False), EventSplitter(), b""
+    while events:
+        cut = data.draw(st.integers(1, len(events)))
+        seen += journal.strip(splitter.feed(events[:cut]))
+        events = events[cut:]
+    assert seen == plain
+    assert journal.begun == bool(steps)
+    if steps:
+        assert journal.resume()["answers"] == [
+            {"begun": index in begun, "token_ids": tokens[index], "finished": False}
+            for index in range(3)
+        ]
+    assert journal.num_tokens == sum(map(len, tokens.values()))
+    assert journal.cached_tokens == 32 * len(begun)
+
+
+def test_what_was_shown_before_an_error_counts() -> None:
+    journal = Journal(1, 1, wants_usage=False)
+    with pytest.raises(StreamFailed) as failed:
+        journal.strip(first() + event(0, "a", "tokens 0 5") + SERVER_ERROR)
+    assert shown(failed.value.shown) == {0: "a"}
+    assert journal.resume()["answers"][0]["token_ids"] == [5]
+
+
+def test_text_that_looks_like_a_journal_is_text() -> None:
+    journal = Journal(1, 1, wants_usage=False)
+    text = '\n: tokens 0 1,2\n\ndata: {"error":{"message":"x"}}\n\n"choices":[],data: [DONE]\n\n'
+    events = event(0, text, "begin 0 0", "tokens 0 4")
+    assert shown(journal.strip(events)) == {0: text}
+    assert not journal.complete
+    assert journal.num_tokens == 1
