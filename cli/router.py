@@ -52,7 +52,8 @@ def router(
         Path | None,
         typer.Option(
             help="JSON file with all of the configuration, for several models or pools; in place "
-            "of the options on replicas, routing and keys. [default: none]"
+            "of the options on replicas, routing and keys; read again when it changes. "
+            "[default: none]"
         ),
     ] = None,
     # Server
@@ -137,6 +138,11 @@ def router(
     from pagelet.router.supervisor import run_router
 
     settings = RouterSettings(
-        host=host, port=port, workers=workers, log_level=log_level, log_format=log_format
+        host=host,
+        port=port,
+        workers=workers,
+        config_file=_text(config),
+        log_level=log_level,
+        log_format=log_format,
     )
     raise typer.Exit(run_router(router_config, settings))

@@ -18,6 +18,8 @@ class RouterSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """TCP port; 0 takes a free one."""
     workers: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Processes that answer on the port."""
+    config_file: str | None = None
+    """The configuration, if it came from a file, which is read again when it changes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     """json: one object a line, for log collectors."""

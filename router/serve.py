@@ -11,6 +11,7 @@ import gc
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import uvloop
 
@@ -21,32 +22,38 @@ from pagelet.router.http.app import RouterApp
 from pagelet.router.launch import WorkerLaunch
 from pagelet.router.siblings import Siblings
 from pagelet.router.state import RouterState
+from pagelet.router.states import follow_file
 from pagelet.router.tenants.counters import CounterTable
 
 
-async def serve(launch: WorkerLaunch, state: RouterState, link: ParentLink) -> bool:
+async def serve(
+    launch: WorkerLaunch, state: RouterState, counters: CounterTable, link: ParentLink
+) -> bool:
     """Serves until drained. Returns whether all requests finished."""
     loop = asyncio.get_running_loop()
     siblings = Siblings(launch.siblings, launch.worker, launch.settings.workers)
-    server = HTTPServer(RouterApp(state, siblings))
+    app = RouterApp(state, siblings)
+    server = HTTPServer(app)
     drains: list[asyncio.Task[bool]] = []
 
     def begin_drain() -> None:
         if not drains:
-            drains.append(loop.create_task(state.drain(launch.config.proxy.drain_timeout)))
+            drains.append(loop.create_task(app.states.drain(launch.config.proxy.drain_timeout)))
             drains[0].add_done_callback(lambda task: setattr(server, "should_exit", True))
 
-    async def report() -> None:
+    async def report_and_follow() -> None:
         await server.listening.wait()
         link.report_serving()
+        if launch.settings.config_file is not None:
+            await follow_file(app.states, Path(launch.settings.config_file), counters)
 
     loop.add_signal_handler(signal.SIGTERM, begin_drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-    reporting = loop.create_task(report())
+    following = loop.create_task(report_and_follow())
     gc.collect()
     gc.freeze()  # modules live as long as the process: never scan them again
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
-    reporting.cancel()
+    following.cancel()
     return all(drain.result() for drain in drains)
 
 
@@ -66,7 +73,7 @@ def main() -> None:
         except (ValueError, OSError) as error:
             link.fail(str(error))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            finished = runner.run(serve(launch, state, link))
+            finished = runner.run(serve(launch, state, counters, link))
     sys.exit(0 if finished else 1)
 
 

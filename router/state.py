@@ -30,17 +30,22 @@ _log = logging.getLogger(__name__)
 class RouterState:
     """Made from a configuration; `running` keeps it up to date."""
 
-    def __init__(self, config: RouterConfig, counters: CounterTable) -> None:
-        """Raises `ValueError` for a configuration that cannot work, `OSError` and `KeyFileError`
-        for files that cannot be read."""
+    def __init__(
+        self, config: RouterConfig, counters: CounterTable, before: "RouterState | None" = None
+    ) -> None:
+        """`before` is the state that this one replaces: metrics and explanations go on.
+
+        Raises `ValueError` for a configuration that cannot work, `OSError` and `KeyFileError` for
+        files that cannot be read.
+        """
         self.config = config
         self.options = config.proxy
         self.tenants = TenantDirectory(_path(config.api_keys_file), config.default_limits)
         self.limiter = Limiter(counters)
         self.salts = SaltDeriver.from_file(config.cache_salt_secret_file)
         self.models = ModelTable(config.models)
-        self.metrics = RouterMetrics()
-        self.explanations = Explanations()
+        self.metrics: RouterMetrics = before.metrics if before else RouterMetrics()
+        self.explanations: Explanations = before.explanations if before else Explanations()
         self.spans = make_spans()
         self.budget = RetryBudget(config.proxy.retry_budget)
         self.replica_headers = _authorization(_path(config.replica_api_key_file))
@@ -105,12 +110,16 @@ class RouterState:
         if not self.open_requests:
             self._idle.set()
 
+    async def idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
     async def drain(self, most_seconds: float) -> bool:
         """From now on new requests are refused. Whether all that are open finished in time."""
         self.draining = True
         try:
             async with asyncio.timeout(most_seconds):
-                await self._idle.wait()
+                await self.idle()
         except TimeoutError:
             _log.warning("%d requests did not finish within %g s", self.open_requests, most_seconds)
             return False

@@ -24,6 +24,7 @@ from pagelet.router.proxy.body import RequestBody
 from pagelet.router.record import RequestRecord
 from pagelet.router.siblings import ALONE, ExplainQuestion, MetricsQuestion, Question, Siblings
 from pagelet.router.state import RouterState
+from pagelet.router.states import States
 from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.tracing import TraceContext
 
@@ -41,7 +42,7 @@ class RouterApp:
     """See the module."""
 
     def __init__(self, state: RouterState, siblings: Siblings = ALONE) -> None:
-        self.state = state
+        self.states = States(state)
         self._siblings = siblings
         self._open: dict[str, Handler] = {
             "/health": self._health,
@@ -50,6 +51,11 @@ class RouterApp:
             "/version": self._version,
         }
         """For probes and scrapers: no key, and they work in a drain."""
+
+    @property
+    def state(self) -> RouterState:
+        """The one in force."""
+        return self.states.current
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """ASGI's entry point."""
@@ -67,9 +73,9 @@ class RouterApp:
         await self._answer(exchange)
 
     async def _live(self, receive: Receive, send: Any) -> None:
-        """The state runs as long as the server does."""
+        """The state in force runs as long as the server does."""
         await receive()
-        async with self.state.running(), self._siblings.answering(self._answer_sibling):
+        async with self.states.running(), self._siblings.answering(self._answer_sibling):
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -85,9 +91,10 @@ class RouterApp:
             path=exchange.path,
         )
         exchange.extra_headers.append(("X-Request-Id", record.request_id))
-        self.state.open_request()
+        state = self.state
+        state.open_request()
         try:
-            await self._serve(exchange, record, trace)
+            await self._serve(state, exchange, record, trace)
         except ClientGone:
             exchange.status = _CLIENT_CLOSED_REQUEST
         except ApiError as error:
@@ -101,11 +108,13 @@ class RouterApp:
             message = "The router had an error while processing your request."
             await self._fail(exchange, record, ApiError(500, message))
         finally:
-            self.state.close_request()
+            state.close_request()
             self._conclude(exchange, record, trace)
 
-    async def _serve(self, exchange: Exchange, record: RequestRecord, trace: TraceContext) -> None:
-        state, path = self.state, exchange.path
+    async def _serve(
+        self, state: RouterState, exchange: Exchange, record: RequestRecord, trace: TraceContext
+    ) -> None:
+        path = exchange.path
         tenant = state.tenants.identify(exchange.header(b"authorization"))
         record.tenant = tenant.name
         if state.draining:
@@ -118,7 +127,7 @@ class RouterApp:
             )
         if path in PATHS:
             _check_method(exchange, "POST")
-            await self._infer(exchange, record, trace, tenant)
+            await self._infer(state, exchange, record, trace, tenant)
         elif path == "/v1/models":
             _check_method(exchange, "GET")
             models = state.models.list_models(tenant)
@@ -135,9 +144,13 @@ class RouterApp:
             raise ApiError(404, message, code="unknown_url")
 
     async def _infer(
-        self, exchange: Exchange, record: RequestRecord, trace: TraceContext, tenant: Tenant
+        self,
+        state: RouterState,
+        exchange: Exchange,
+        record: RequestRecord,
+        trace: TraceContext,
+        tenant: Tenant,
     ) -> None:
-        state = self.state
         state.budget.on_request(time.monotonic())
         grant = state.limiter.open(tenant)
         try:
