@@ -2,17 +2,19 @@
 in for a model; its tokens depend on what came before and on the seed only, so that an answer can
 be compared with the same one of an undisturbed run."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 
 from pagelet.process.listener import reserve
 from support.processes import MARKER, marked_processes, wait_for
@@ -50,15 +52,15 @@ class Command:
             )
         return self
 
-    def wait_ready(self) -> "Command":
-        wait_for(self._is_ready)
+    def wait_ready(self, path: str = "/ready") -> "Command":
+        wait_for(lambda: self._answers(path))
         return self
 
-    def _is_ready(self) -> bool:
+    def _answers(self, path: str) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log
         try:
-            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+            return httpx.get(f"{self.url}{path}", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -101,6 +103,27 @@ class Command:
         wait_for(lambda: not marked_processes(self._marker))
         self._process = None
         return returncode
+
+
+@contextlib.contextmanager
+def running(command: Command, path: str = "/ready") -> Iterator[Command]:
+    """Starts it, waits until `path` answers 200, and leaves nothing behind."""
+    try:
+        yield command.start().wait_ready(path)
+    finally:
+        command.close()
+
+
+def client(server: Command, key: str = "none") -> openai.OpenAI:
+    """The official client. It tries nothing twice: a failed request is seen as one."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def metrics(server: Command) -> dict[str, float]:
+    """Samples by name and labels, as the text has them."""
+    text = httpx.get(f"{server.url}/metrics").text
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
 
 
 def replica(log: Path, *arguments: str, step_seconds: float = 0.01) -> Command:

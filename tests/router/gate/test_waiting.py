@@ -1,16 +1,17 @@
 """Requests that find no replica, or none with room, and what a scaler sees of them."""
 
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
+from support.fleet import MODEL, client, metrics, replica, router, running
 from support.processes import wait_for
-from support.router import MODEL, client, metrics, replica, router
 
-POOL = '{model="smollm2",pool="default"}'
+POOL = '{model="sim",pool="default"}'
 
 
 def ask(server, **fields):
@@ -22,13 +23,27 @@ def ask(server, **fields):
         )
 
 
+LONG = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Go on."}],
+    "stream": True,
+    "ignore_eos": True,
+    "max_tokens": 4000,
+}
+
+
+def stream(server):
+    """An answer that takes long, once it has begun."""
+    return httpx.stream("POST", f"{server.url}/v1/chat/completions", json=LONG, timeout=60)
+
+
 def gauge(server, name):
     return metrics(server)[f"pagelet_router_{name}{POOL}"]
 
 
 @pytest.fixture(scope="module")
-def backend():
-    with replica("--simulated-step-seconds", "0.01") as server:
+def backend(tmp_path_factory):
+    with running(replica(tmp_path_factory.mktemp("replica") / "log")) as server:
         yield server
 
 
@@ -41,10 +56,10 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
         "proxy": {"queue_size": 2, "queue_timeout": 100},
     }
     with (
-        router(tmp_path, config, ready_path="/health") as gate,
+        running(router(tmp_path / "log", config), "/health") as gate,
         ThreadPoolExecutor() as threads,
     ):
-        assert httpx.get(f"{gate.address}/ready").status_code == 503
+        assert httpx.get(f"{gate.url}/ready").status_code == 503
         for name in ("waiting_requests", "held_requests", "backlog_seconds", "capacity_answers"):
             assert gauge(gate, name) == 0
         with client(gate) as asking:
@@ -58,11 +73,11 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
             ask(gate)
         assert full.value.code == "queue_full"
         assert int(full.value.response.headers["retry-after"]) >= 1
-        file.write_text(json.dumps([{"id": "one", "url": backend.address}]))
+        file.write_text(json.dumps([{"id": "one", "url": backend.url}]))
         assert [request.result().status_code for request in held] == [200, 200]
         assert gauge(gate, "held_requests") == 0
         assert gauge(gate, "capacity_answers") > 0
-        assert metrics(gate)["pagelet_router_queue_wait_seconds_count" + '{model="smollm2"}'] == 2
+        assert metrics(gate)["pagelet_router_queue_wait_seconds_count" + '{model="sim"}'] == 2
 
 
 def test_a_request_that_waited_long_enough_gets_503(tmp_path):
@@ -70,7 +85,7 @@ def test_a_request_that_waited_long_enough_gets_503(tmp_path):
         "models": [{"name": MODEL, "pools": [{"replicas": ["http://127.0.0.1:9"]}]}],
         "proxy": {"queue_timeout": 0.2},
     }
-    with router(tmp_path, config, ready_path="/health") as gate:
+    with running(router(tmp_path / "log", config), "/health") as gate:
         with pytest.raises(openai.InternalServerError) as late:
             ask(gate)
         assert late.value.status_code == 503
@@ -81,24 +96,39 @@ def test_a_request_that_waited_long_enough_gets_503(tmp_path):
 
 def test_a_client_that_goes_away_leaves_the_queue(tmp_path, backend):
     config = {
-        "models": [{"name": MODEL, "pools": [{"replicas": [backend.address]}]}],
+        "models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}],
         "proxy": {"max_in_flight": 1},
     }
-    with router(tmp_path, config) as gate, ThreadPoolExecutor() as threads:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Go on."}],
-            "stream": True,
-            "ignore_eos": True,
-            "max_tokens": 1000,
-        }
-        url = f"{gate.address}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=60) as running:
-            assert running.status_code == 200
+    with running(router(tmp_path / "log", config)) as gate, ThreadPoolExecutor() as threads:
+        with stream(gate) as answer:
+            assert answer.status_code == 200
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(url, json=body, timeout=0.5)
+                httpx.post(answer.url, json=LONG, timeout=0.5)
             wait_for(lambda: gauge(gate, "waiting_requests") == 0, 30)
             waiting = threads.submit(ask, gate)
             wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
             assert gauge(gate, "inflight_answers") == 1
         assert waiting.result().status_code == 200  # the stream's client is gone, too
+
+
+def test_no_replica_is_given_more_than_its_bound_and_a_drain_takes_no_places(tmp_path, backend):
+    """Both streams have the same prompt, whose prefix one replica holds."""
+    with running(replica(tmp_path / "replica")) as other, ThreadPoolExecutor() as threads:
+        by_url = {backend.url: backend, other.url: other}
+        config = {
+            "models": [{"name": MODEL, "pools": [{"replicas": list(by_url)}]}],
+            "proxy": {"max_in_flight": 1},
+        }
+        with running(router(tmp_path / "log", config)) as gate:
+            wait_for(lambda: gauge(gate, "capacity_answers") == 2, 30)
+            with stream(gate) as one:
+                with stream(gate) as two:
+                    served = [answer.headers["x-pagelet-replica"] for answer in (one, two)]
+                    assert sorted(served) == sorted(by_url)
+                    waiting = threads.submit(ask, gate)
+                    wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
+                assert waiting.result().headers["x-pagelet-replica"] == served[1]
+                by_url[served[0]].signal(signal.SIGTERM)
+                ready = 'pagelet_router_replicas{model="sim",pool="default",state="ready"}'
+                wait_for(lambda: metrics(gate)[ready] == 1, 30)
+                assert ask(gate).headers["x-pagelet-replica"] == served[1]

@@ -8,7 +8,7 @@ import pytest
 
 from pagelet.protocol.api_keys import key_digest, new_key
 from pagelet.router.tenants.key_file import digest_entry
-from support.router import MODEL, metrics, replica, router
+from support.fleet import MODEL, metrics, replica, router, running
 
 WORKERS = 2
 LIMIT = 30
@@ -22,12 +22,12 @@ def gate(tmp_path_factory):
     keys = folder / "keys.json"
     tenant = {"name": "acme", "keys": [{"hash": digest_entry(key_digest(KEY))}]}
     keys.write_text(json.dumps({"tenants": [tenant | {"limits": {"requests_per_minute": LIMIT}}]}))
-    with replica() as backend:
+    with running(replica(folder / "replica.log")) as backend:
         config = {
-            "models": [{"name": MODEL, "pools": [{"replicas": [backend.address]}]}],
+            "models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}],
             "api_keys_file": str(keys),
         }
-        with router(folder, config, "--workers", str(WORKERS), ready_path="/ready") as server:
+        with running(router(folder / "log", config, "--workers", str(WORKERS))) as server:
             yield server
 
 
@@ -37,7 +37,7 @@ def test_limits_metrics_and_explanations_are_those_of_the_whole_router(gate):
     answers, began = [], time.monotonic()
     for number in range(LIMIT + 10):
         headers = HEADERS | {"X-Request-Id": f"r-{number}"}
-        url = f"{gate.address}/v1/completions"
+        url = f"{gate.url}/v1/completions"
         answers.append(httpx.post(url, json=body, headers=headers, timeout=60))
     statuses = [answer.status_code for answer in answers]
     assert statuses[:LIMIT] == [200] * LIMIT
@@ -49,14 +49,14 @@ def test_limits_metrics_and_explanations_are_those_of_the_whole_router(gate):
     assert remaining[LIMIT - 1] <= came_back
 
     for number in (0, 1, 2, 3, LIMIT - 1):
-        told = httpx.get(f"{gate.address}/v1/explain/r-{number}", headers=HEADERS).json()
+        told = httpx.get(f"{gate.url}/v1/explain/r-{number}", headers=HEADERS).json()
         assert (told["request_id"], told["status"]) == (f"r-{number}", 200)
-    assert httpx.get(f"{gate.address}/v1/explain/none", headers=HEADERS).status_code == 404
+    assert httpx.get(f"{gate.url}/v1/explain/none", headers=HEADERS).status_code == 404
 
     found = metrics(gate)
-    labels = 'model="smollm2",tenant="acme"'
+    labels = 'model="sim",tenant="acme"'
     passed = statuses.count(200)
     assert found[f'pagelet_router_requests_total{{{labels},code="200"}}'] == passed
-    assert found['pagelet_router_replicas{model="smollm2",pool="default",state="ready"}'] == 1
+    assert found['pagelet_router_replicas{model="sim",pool="default",state="ready"}'] == 1
     assert found["pagelet_router_tenants"] == 1
-    assert f"[router {WORKERS - 1}]" in gate.last_lines(1000)
+    assert f"[router {WORKERS - 1}]" in gate.log
