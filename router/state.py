@@ -42,6 +42,7 @@ class RouterState:
         self.options = config.proxy
         self.tenants = TenantDirectory(_path(config.api_keys_file), config.default_limits)
         self.limiter = Limiter(counters)
+        self._num_workers = counters.num_workers
         self.salts = SaltDeriver.from_file(config.cache_salt_secret_file)
         self.models = ModelTable(config.models)
         self.metrics: RouterMetrics = before.metrics if before else RouterMetrics()
@@ -74,6 +75,7 @@ class RouterState:
             self.options,
             self.replica_headers,
             on_replica=on_replica,
+            num_workers=self._num_workers,
         )
 
     @contextlib.asynccontextmanager
