@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pagelet.cli.local import StateDirOption, failing, state_at
 from pagelet.local import client
-from pagelet.local.screen import notes, status_table
+from pagelet.local.screen import overview
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -25,4 +25,4 @@ def ps(
         typer.echo(msgspec.json.format(msgspec.json.encode(status), indent=2))
         return
     console = Console(highlight=False)
-    console.print(status_table(status), *notes(status), soft_wrap=True)
+    console.print(overview(status), soft_wrap=True)

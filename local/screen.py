@@ -27,7 +27,16 @@ _COLUMNS = ("service", "replica", "state", "pid", "port")
 _FIGURES = ("load", "queue", "KV", "hits", "tok/s", "restarts")
 
 
-def status_table(status: Status) -> Table:
+def overview(status: Status) -> Group:
+    """The table, and what needs someone's attention."""
+    lines = [Text(problem, "red") for problem in status.problems]
+    if status.problems:
+        lines.append(Text("nothing is changed until the file is right", "red"))
+    lines += [Text(failure, "red") for failure in status.failures]
+    return Group(_table(status), *lines)
+
+
+def _table(status: Status) -> Table:
     """A row for the router and for each replica."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in _COLUMNS:
@@ -64,14 +73,6 @@ def _load_cells(replica: ReplicaStatus) -> list[str]:
         f"{load.tokens_per_second:,.0f}",
         str(replica.restarts),
     ]
-
-
-def notes(status: Status) -> list[Text]:
-    """What needs someone's attention."""
-    lines = [Text(problem, "red") for problem in status.problems]
-    if status.problems:
-        lines.append(Text("nothing is changed until the file is right", "red"))
-    return lines + [Text(failure, "red") for failure in status.failures]
 
 
 class View(logging.Handler, abc.ABC):
@@ -146,12 +147,5 @@ class Screen(View):
             return
         title = Text.assemble(("Pagelet ", "bold"), f"at {self._status.url}/v1", "   ")
         title.append("Ctrl-C drains and ends", "dim")
-        body: list[RenderableType] = [
-            title,
-            Text(),
-            status_table(self._status),
-            Text(),
-            *notes(self._status),
-            *events,
-        ]
+        body: list[RenderableType] = [title, Text(), overview(self._status), Text(), *events]
         self._live.update(Group(*body), refresh=True)

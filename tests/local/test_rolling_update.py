@@ -1,5 +1,6 @@
 """Changes of the file while requests run: none fails, and every answer is what it always was."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from support.services import SERVICE
 UPDATES = 5
 CLIENTS = 4
 TOKENS = 60
+
+
+OTHER = SERVICE.format(name="other") + "  replicas: 0\n"
 
 
 def service(update: int) -> str:
@@ -78,18 +82,28 @@ def test_no_request_fails_in_rolling_updates(up: Local) -> None:
     seen = set(up.phases())
     with up.client() as client, Load(client) as load:
         for update in range(1, UPDATES + 1):
-            before = len(load.answers)
-            up.write(service(update))
+            other = [OTHER] if update % 2 else []  # it comes and goes, and the router with it
+            up.write(service(update), *other)
             # While new replicas get up and old ones drain, one is always ready.
             while not is_updated(up, seen):
                 assert "ready" in up.phases().values()
                 assert not load.failures
                 time.sleep(0.1)
             seen |= set(up.phases())
-            wait_for(lambda least=before + CLIENTS: len(load.answers) >= least)  # type: ignore[misc]
+            enough, models = len(load.answers) + CLIENTS, {"sim", *(["other"] if other else [])}
+            wait_for(functools.partial(have_come, load, enough))
+            wait_for(functools.partial(are_served, client, models))
     assert load.failures == []
     assert len(set(load.answers)) == 1
     assert len(seen) == UPDATES + 1
+
+
+def have_come(load: Load, answers: int) -> bool:
+    return len(load.answers) >= answers
+
+
+def are_served(client: openai.OpenAI, names: set[str]) -> bool:
+    return {model.id for model in client.models.list()} == names
 
 
 def is_updated(up: Local, old: set[str]) -> bool:

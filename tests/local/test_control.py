@@ -1,0 +1,82 @@
+"""The control socket and the state directory between processes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagelet.local.control import Call, ControlError, call, listen
+from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir, default_state_dir
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pagelet.local.state_dir import StateDir
+with StateDir(Path(sys.argv[1])).hold():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+async def test_calls_are_answered_and_errors_passed_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "control")
+
+    async def handle(received: Call) -> object:
+        if received.command == "stop":
+            raise ControlError("not now")
+        return {"pool": received.pool, "replicas": received.replicas}
+
+    async with await listen(path, handle):
+        scale = Call(command="scale", pool="sim", replicas=3)
+        assert await asyncio.to_thread(call, path, scale, dict[str, Any]) == {
+            "pool": "sim",
+            "replicas": 3,
+        }
+        with pytest.raises(ControlError, match="not now"):
+            await asyncio.to_thread(call, path, Call(command="stop"), dict[str, Any])
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b'{"command": "nothing"}\n')
+        assert b"Invalid enum value 'nothing'" in await reader.readline()
+        writer.close()
+    with pytest.raises(ControlError, match="does not answer"):
+        await asyncio.to_thread(call, path, scale, dict[str, Any])
+
+
+def test_one_holds_a_state_directory_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    assert not state.is_held()
+    owner = Owner(pid=os.getpid(), control="c", file="f", url="u")
+    with state.hold():
+        assert state.owner() is None
+        state.write_owner(owner)
+        assert state.owner() == owner
+        assert state.path.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(AlreadyRuns), StateDir(state.path).hold():
+            pass
+    assert state.owner() is None
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(state.path)], stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        state.write_owner(owner)
+        assert state.owner() == owner
+        holder.kill()
+    assert state.owner() is None
+    with state.hold():
+        assert state.owner() is None, "what a killed one left counts for nothing"
+
+
+def test_the_state_is_kept_where_the_user_keeps_such_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state_dir() == tmp_path / "pagelet"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_state_dir() == tmp_path / ".local" / "state" / "pagelet"
