@@ -148,7 +148,7 @@ class RouterState:
             for other in self.pools[ref].replicas.values()
             if other.description is not None and other.health == "ready"
         }
-        if wanted is None or tokeniser.digest in in_use or ref in self._loading:
+        if wanted in (None, tokeniser.tried) or tokeniser.digest in in_use or ref in self._loading:
             return
 
         async def load() -> None:

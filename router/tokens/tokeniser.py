@@ -83,6 +83,8 @@ class Tokeniser:
         self._shared_texts = shared_prefixes
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenise")
         self._loaded: _Loaded | None = None
+        self.tried: str | None = None
+        """Digest of the bundle that was loaded last, or could not be."""
 
     @property
     def digest(self) -> str | None:
@@ -100,6 +102,7 @@ class Tokeniser:
             prompts: WeightedCache[bytes, Prompts] = WeightedCache(_PROMPT_BYTES)
             return _Loaded(digest, block_size, encoder, SharedPrefixes(shared), segments, prompts)
 
+        self.tried = digest
         try:
             self._loaded = await self._in_thread(load)
         except (ModelSourceError, InvalidRequest, msgspec.MsgspecError) as error:

@@ -2,12 +2,15 @@
 whole answers, equal to those of an undisturbed run."""
 
 import asyncio
+import concurrent.futures
+import json
 import signal
+import threading
 
 import httpx
 import pytest
 
-from support.fleet import in_order, replica, router, write_replicas
+from support.fleet import MODEL, in_order, replica, router, write_replicas
 from support.processes import wait_for
 from support.streams import receive_all
 
@@ -20,7 +23,11 @@ class Fleet:
     def __init__(self, folder) -> None:
         self.file = folder / "replicas.json"
         self.replicas = {
-            name: replica(folder / f"{name}.log", "--drain-timeout", "0.5") for name in ("a", "b")
+            name: replica(
+                folder / f"{name}.log",
+                *("--drain-timeout", "0.5", "--simulated-token-seconds", "0.0002"),
+            )
+            for name in ("a", "b")
         }
         pool = {"replicas_file": str(self.file)}
         self.config = {
@@ -120,3 +127,97 @@ def test_streams_go_on_where_a_replica_left_them(fleet, undisturbed, disturb) ->
     answers = asyncio.run(disturbed(fleet, lambda: disturb(fleet)))
     check(answers, undisturbed)
     assert fleet.metric("pagelet_router_resumes_total") > resumes
+
+
+def complete(url, prompt, **fields):
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "seed": 1} | fields
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def explained(fleet, response):
+    request_id = response.headers["x-request-id"]
+    return httpx.get(f"{fleet.router.url}/v1/explain/{request_id}").json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_that_a_killed_replica_was_reading_are_read_by_another(fleet, stream) -> None:
+    prompts = [f"{number} " * 800 for number in range(8)]
+
+    def texts(responses):
+        return [text_of(response.text.removesuffix("data: [DONE]\n\n")) for response in responses]
+
+    def text_of(body):
+        chunks = [json.loads(chunk.removeprefix("data: ")) for chunk in body.strip().split("\n\n")]
+        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        # Each is read anew: none of it is cached from before.
+        jobs = [
+            threads.submit(complete, fleet.router.url, f"{stream} {prompt}", stream=stream)
+            for prompt in prompts
+        ]
+        wait_for(lambda: fleet.metric("pagelet_router_inflight_uncached_prefill_tokens") > 8000)
+        fleet.replicas["a"].kill()
+        responses = [job.result() for job in jobs]
+    assert {response.status_code for response in responses} == {200}
+    assert any(explained(fleet, response)["retries"] for response in responses)
+    again = [
+        complete(fleet.replicas["b"].url, f"{stream} {prompt}", stream=stream) for prompt in prompts
+    ]
+    assert texts(responses) == texts(again)
+
+
+def test_a_replica_that_restarts_is_known_to_hold_nothing(fleet) -> None:
+    prompt = "what both of them know " * 40
+
+    def hits(response):
+        candidates = explained(fleet, response)["attempts"][0]["candidates"]
+        return {each["replica_id"]: each["hit_tokens"] for each in candidates}
+
+    for _ in range(2):
+        complete(fleet.router.url, prompt)
+    assert min(hits(complete(fleet.router.url, prompt)).values()) > 100
+    fleet.replicas["a"].kill()
+    fleet.replicas["a"].start()
+    fleet.wait_for_both()
+    known = hits(complete(fleet.router.url, prompt))
+    assert known["a"] == 0
+    assert known["b"] > 100
+
+
+def test_a_router_that_is_killed_leaves_nothing_behind_and_serves_again(fleet) -> None:
+    fleet.router.signal(signal.SIGKILL)
+    fleet.router.kill()  # returns when the last process of it is gone
+    fleet.router.start()
+    fleet.router.wait_ready()
+    fleet.wait_for_both()
+    assert complete(fleet.router.url, "hello").status_code == 200
+
+
+def test_replicas_restart_one_after_the_other_and_no_request_fails(fleet) -> None:
+    stop, failed, answered = threading.Event(), [], [0] * 4
+
+    def ask(number):
+        with httpx.Client(timeout=60) as client:
+            while not stop.is_set():
+                prompt = f"{number} asks {answered[number]}"
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 20, "seed": 1}
+                body["stream"] = answered[number] % 2 == 0
+                response = client.post(f"{fleet.router.url}/v1/completions", json=body)
+                done = b"data: [DONE]" in response.content or not body["stream"]
+                if response.status_code != 200 or not done:
+                    failed.append(response.text)
+                answered[number] += 1
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, number) for number in range(4)]
+        for name in ("a", "b"):
+            before = sum(answered)
+            wait_for(lambda before=before: sum(answered) > before + 20)
+            fleet.replicas[name].stop()
+            fleet.replicas[name].start()
+            fleet.wait_for_both()
+        stop.set()
+        for job in asking:
+            job.result()
+    assert failed == []
