@@ -100,7 +100,7 @@ class Reconciler:
                 await self._client.apply(with_digest(owned), force=child is not None)
                 self._metrics.applied.value += 1
             except ApiError as error:
-                if error.code not in _REFUSED:
+                if not _is_refusal(error):
                     raise
                 refusals.append(_refusal(made, error))
         if not refusals:
@@ -175,6 +175,11 @@ def _owned(made: Object, body: Object) -> Object:
         "blockOwnerDeletion": False,
     }
     return made | {"metadata": made["metadata"] | {"ownerReferences": [owner]}}
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """The API server takes an unknown field in server-side apply for a fault of its own."""
+    return error.code in _REFUSED or "failed to create typed patch object" in error.message
 
 
 def _refusal(made: Object, error: ApiError) -> str:

@@ -7,6 +7,7 @@ an operator is there or not. What it reports goes to a queue; all work is level-
 
 import asyncio
 import logging
+import signal
 import time
 from typing import Any, Final
 
@@ -132,15 +133,27 @@ class Operator:
         def log_in(**_: Any) -> kopf.ConnectionInfo:
             return login()
 
-        await kopf.operator(
-            registry=registry,
-            settings=settings,
-            standalone=True,
-            clusterwide=not self._settings.namespaces,
-            namespaces=self._settings.namespaces,
-            stop_flag=self._stop,
-        )
-        self.stop()  # kopf ends at SIGTERM and SIGINT
+        ready = asyncio.Event()
+        taking = asyncio.ensure_future(self._take_signals(ready))
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=settings,
+                standalone=True,
+                clusterwide=not self._settings.namespaces,
+                namespaces=self._settings.namespaces,
+                ready_flag=ready,
+            )
+        finally:
+            taking.cancel()
+        self.stop()
+
+    async def _take_signals(self, kopf_is_ready: asyncio.Event) -> None:
+        """kopf sets handlers of its own, and at a signal waits five seconds for tasks that are not
+        its own. With ours, all tasks end at once."""
+        await kopf_is_ready.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _reconcile(self, key: Key) -> None:
         index = 0 if self._namespaces == [None] else self._namespaces.index(key[0])
@@ -189,5 +202,8 @@ def main(settings: OperatorSettings) -> int:
         asyncio.run(run())
     except* LostLease as lost:
         log.error("%s; ending, to begin anew as a candidate", lost.exceptions[0])
+        exit_code = 1
+    except* kopf.LoginError as refused:
+        log.error("%s", refused.exceptions[0])
         exit_code = 1
     return exit_code

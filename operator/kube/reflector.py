@@ -67,7 +67,7 @@ class Reflector:
                 continue
             except NotFound:  # such as HTTPRoute where there is no Gateway API
                 self._replace({})
-                await asyncio.sleep(_ABSENT_PAUSE)
+                await asyncio.sleep(min(_ABSENT_PAUSE, self._relist_seconds))
                 continue
             except ApiError as error:
                 if error.code != 410:

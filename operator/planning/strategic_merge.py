@@ -60,15 +60,22 @@ def strategic_merge(base: Object, patch: Object) -> Object:
 def _merge_lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     if any(_is_replace(entry) for entry in patch):
         return [copy.deepcopy(entry) for entry in patch if not _is_replace(entry)]
-    merged = list(base)
-    for entry in patch:
-        places = [i for i, other in enumerate(merged) if other.get(key) == entry.get(key)]
-        if entry.get(_DIRECTIVE) == "delete":
-            merged = [other for i, other in enumerate(merged) if i not in places]
-        elif places:
-            merged[places[0]] = strategic_merge(merged[places[0]], entry)
+    places = {entry.get(key): place for place, entry in enumerate(base)}
+    patched = [
+        (places.get(entry.get(key), -1), entry)
+        for entry in patch
+        if entry.get(_DIRECTIVE) != "delete"
+    ]
+    named = {entry.get(key) for entry in patch}
+    untouched = [(place, other) for place, other in enumerate(base) if other.get(key) not in named]
+    # Both keep their order, and a new entry comes first, as in the API server.
+    merged = []
+    while patched or untouched:
+        if not untouched or (patched and patched[0][0] < untouched[0][0]):
+            place, entry = patched.pop(0)
+            merged.append(strategic_merge(base[place] if place >= 0 else {}, entry))
         else:
-            merged.append(strategic_merge({}, entry))
+            merged.append(untouched.pop(0)[1])
     return merged
 
 

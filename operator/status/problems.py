@@ -34,7 +34,7 @@ def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
     """What is wrong with a pod; `warnings` are messages of its events, newest last, which are
     looked at only if the pod itself tells nothing."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
-    if pod["metadata"].get("deletionTimestamp"):
+    if pod["metadata"].get("deletionTimestamp") or _is_ready(status):
         return None
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
@@ -42,9 +42,8 @@ def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
     for container in _containers(status):
         if (problem := _container_problem(name, container)) is not None:
             return problem
-    if not _is_ready(status):
-        for warning in reversed(list(warnings)):
-            return Problem("CannotStart", f"pod {name}: {_short(warning)}")
+    for warning in reversed(list(warnings)):
+        return Problem("CannotStart", f"pod {name}: {_short(warning)}")
     return None
 
 

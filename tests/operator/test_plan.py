@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagelet.operator.plan import plan
@@ -223,9 +223,10 @@ def test_a_pod_template_is_merged_and_cannot_take_the_pods_away() -> None:
     deployment = planned(podTemplate=template)["Deployment", "service-agent"]["spec"]
     merged = deployment["template"]
     assert merged["spec"]["priorityClassName"] == "high"
-    assert [c["name"] for c in merged["spec"]["containers"]] == ["agent", "sidecar"]
-    assert {"name": "EXTRA", "value": "1"} in merged["spec"]["containers"][0]["env"]
-    assert {"name": "HOME", "value": "/tmp"} in merged["spec"]["containers"][0]["env"]
+    containers = {container["name"]: container for container in merged["spec"]["containers"]}
+    assert containers.keys() == {"agent", "sidecar"}
+    assert {"name": "EXTRA", "value": "1"} in containers["agent"]["env"]
+    assert {"name": "HOME", "value": "/tmp"} in containers["agent"]["env"]
     labels = merged["metadata"]["labels"]
     assert labels["team"] == "a"
     assert deployment["selector"]["matchLabels"].items() <= labels.items()
@@ -257,6 +258,7 @@ def test_replicas_are_reached_by_router_monitoring_and_operator_alone() -> None:
     assert all(rule["from"] for rule in policy["ingress"]), "an empty list would admit everyone"
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.sampled_from(SOUND), st.from_regex(r"\A[a-z]([-a-z0-9]{0,48}[a-z0-9])?\Z"))
 def test_names_fit_and_a_plan_is_a_function(body: dict[str, Any], name: str) -> None:
     service = read_service({**body, "metadata": {"name": name, "namespace": "default"}})

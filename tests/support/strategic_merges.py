@@ -3,7 +3,7 @@
 from typing import Any
 
 _AGENT = {"name": "agent", "image": "agent:1", "env": [{"name": "A", "value": "1"}]}
-_OTHER = {"name": "other", "image": "other:1"}
+_OTHER = {"name": "other", "image": "other:1", "workingDir": "/tmp"}
 
 BASE: dict[str, Any] = {
     "containers": [_AGENT, _OTHER],
@@ -22,7 +22,7 @@ MERGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"containers": [{"name": "agent", "env": [{"name": "B", "value": "2"}]}]},
         {
             "containers": [
-                _AGENT | {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+                _AGENT | {"env": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]},
                 _OTHER,
             ]
         },
@@ -32,9 +32,19 @@ MERGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"containers": [_AGENT | {"env": []}, _OTHER]},
     ),
     ({"containers": [{"name": "other", "$patch": "delete"}]}, {"containers": [_AGENT]}),
+    (
+        {"containers": [{"name": "new", "image": "new:1"}, {"name": "other", "image": "other:2"}]},
+        {
+            "containers": [
+                {"name": "new", "image": "new:1"},
+                _AGENT,
+                _OTHER | {"image": "other:2"},
+            ]
+        },
+    ),
     ({"containers": [{"$patch": "replace"}, _OTHER]}, {"containers": [_OTHER]}),
     (
-        {"containers": [{"name": "other", "image": None, "workingDir": "/"}]},
-        {"containers": [_AGENT, {"name": "other", "workingDir": "/"}]},
+        {"containers": [{"name": "other", "workingDir": None}]},
+        {"containers": [_AGENT, {"name": "other", "image": "other:1"}]},
     ),
 ]

@@ -1,0 +1,268 @@
+"""The operator's process against a real API server. There are no nodes: tests say of pods that they
+run."""
+
+import asyncio
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagelet.bench.server import free_port
+from pagelet.operator.kube.client import NotFound
+from pagelet.operator.kube.resources import DEPLOYMENTS, EVENTS, LEASES, SERVICES, Resource
+from support.broken_services import service as make
+from support.cluster import Api, condition, eventually, running_operator
+
+pytestmark = pytest.mark.timeout(1500)  # the first time ever, Kubernetes is built
+
+SERVICE_OBJECTS = Resource("v1", "Service", "services")
+NAME = "served"
+BODY = make(name=NAME, model={"uri": "package://a"}, router={"replicas": 1})
+
+
+@pytest.fixture
+def operator(
+    api: Api, control_plane: Path, namespace: str, tmp_path: Path
+) -> Iterator[dict[str, Any]]:
+    log = tmp_path / "operator.log"
+    port = free_port()
+    with running_operator(control_plane, namespace, log, "--port", str(port)) as process:
+        yield {"process": process, "port": port, "log": log}
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+async def is_made(api: Api, namespace: str, name: str = NAME) -> dict[tuple[str, str], Any]:
+    """Waits for the objects of a service."""
+    await eventually(lambda: api.deployment(namespace, f"{name}-router"))
+    await eventually(lambda: api.get(SERVICE_OBJECTS, namespace, name))
+    return await api.objects(namespace, name)
+
+
+async def has(api: Api, namespace: str, kind: str, status: str, reason: str) -> Any:
+    """Waits for a condition, with all pods running."""
+
+    async def attempt() -> Any:
+        await api.run_pods(namespace)
+        service = await api.service(namespace, NAME)
+        found = condition(service, kind)
+        assert (found.get("status"), found.get("reason")) == (status, reason), found
+        return service
+
+    return await eventually(attempt)
+
+
+async def test_a_service_comes_changes_and_goes(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    made = await api.create(SERVICES, namespace, BODY)
+    objects = await is_made(api, namespace)
+    assert {kind for kind, _ in objects} == {
+        "ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding",
+        "Service", "ServiceAccount",
+    }  # fmt: skip
+    for child in objects.values():
+        [owner] = child["metadata"]["ownerReferences"]
+        assert owner["uid"] == made["metadata"]["uid"]
+        ours = [m for m in child["metadata"]["managedFields"] if m["operation"] == "Apply"]
+        assert [manager["manager"] for manager in ours] == ["pagelet-operator"]
+
+    ready = await has(api, namespace, "Ready", "True", "Serving")
+    status = ready["status"]
+    assert status["observedGeneration"] == ready["metadata"]["generation"]
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+    assert status["endpoint"] == f"http://{NAME}.{namespace}.svc/v1"
+    assert condition(ready, "Progressing")["reason"] == "Complete"
+    events, _ = await api.list_all(EVENTS, namespace, fieldSelector=f"involvedObject.name={NAME}")
+    assert "Serving" in {event["reason"] for event in events}
+
+    # An autoscaler writes /scale, and no relist takes it back.
+    scale = SERVICES.path(namespace, NAME, "scale")
+    found = await api.request("GET", scale)
+    assert found["status"]["selector"] == status["selector"]
+    found["spec"]["replicas"] = 3
+    await api.request("PUT", scale, body=found)
+    await eventually(lambda: three_replicas(api, namespace))
+    await has(api, namespace, "Progressing", "False", "Complete")
+    await asyncio.sleep(6)
+    assert (await api.deployment(namespace, f"{NAME}-agent"))["spec"]["replicas"] == 3
+
+    # Nobody has put anything on it that could hold it.
+    last = await api.service(namespace, NAME)
+    assert "finalizers" not in last["metadata"]
+    assert "annotations" not in last["metadata"]
+    await api.delete(SERVICES, namespace, NAME, last["metadata"]["uid"])
+    await eventually(lambda: nothing_is_left(api, namespace))
+
+
+async def three_replicas(api: Api, namespace: str) -> bool:
+    found = await api.deployment(namespace, f"{NAME}-agent")
+    return bool(found["spec"]["replicas"] == 3)
+
+
+async def nothing_is_left(api: Api, namespace: str) -> bool:
+    return not await api.objects(namespace, NAME)
+
+
+async def test_what_others_break_is_mended_and_what_they_add_is_left(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    await api.create(SERVICES, namespace, BODY)
+    objects = await is_made(api, namespace)
+    headless = objects["Service", f"{NAME}-agents"]
+    await api.delete(SERVICE_OBJECTS, namespace, f"{NAME}-agents", headless["metadata"]["uid"])
+    await eventually(lambda: api.get(SERVICE_OBJECTS, namespace, f"{NAME}-agents"))
+
+    patch = {
+        "metadata": {"annotations": {"team": "a"}},
+        "spec": {"progressDeadlineSeconds": 99, "minReadySeconds": 7},
+    }
+    await api.request(
+        "PATCH",
+        DEPLOYMENTS.path(namespace, f"{NAME}-agent"),
+        {"fieldManager": "someone"},
+        patch,
+        "application/merge-patch+json",
+    )
+
+    async def mended() -> bool:
+        found = await api.deployment(namespace, f"{NAME}-agent")
+        assert found["metadata"]["annotations"]["team"] == "a"
+        assert found["spec"]["minReadySeconds"] == 7
+        return bool(found["spec"]["progressDeadlineSeconds"] != 99)
+
+    await eventually(mended)
+
+
+async def test_what_is_no_longer_wanted_goes(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    canary = {"weight": 10, "image": "agent:2"}
+    await api.create(SERVICES, namespace, {**BODY, "spec": BODY["spec"] | {"canary": canary}})
+    await is_made(api, namespace)
+    canary_objects = {key for key in await api.objects(namespace, NAME) if "canary" in key[1]}
+    assert len(canary_objects) == 3
+    await api.patch_service(namespace, NAME, {"canary": None})
+
+    async def gone() -> bool:
+        return not canary_objects & (await api.objects(namespace, NAME)).keys()
+
+    await eventually(gone)
+    assert ("Deployment", f"{NAME}-agent") in await api.objects(namespace, NAME)
+
+
+async def test_an_object_of_someone_else_is_not_taken(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    spec = {"ports": [{"name": "http", "port": 80, "targetPort": 1234}], "selector": {"a": "b"}}
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": spec}
+    await api.create(SERVICE_OBJECTS, namespace, theirs)
+    await api.create(SERVICES, namespace, BODY)
+    service = await has(api, namespace, "Valid", "False", "Refused")
+    assert (
+        f"there is a Service {NAME} that does not belong to this service"
+        in condition(service, "Valid")["message"]
+    )
+    kept = await api.get(SERVICE_OBJECTS, namespace, NAME)
+    assert kept["spec"]["selector"] == {"a": "b"}
+    assert "ownerReferences" not in kept["metadata"]
+
+
+async def test_what_cannot_work_is_said_and_the_old_replicas_stay(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    await api.create(SERVICES, namespace, BODY)
+    before = (await is_made(api, namespace))["Deployment", f"{NAME}-agent"]
+    await has(api, namespace, "Ready", "True", "Serving")
+    template = {"spec": {"containers": [{"name": "agent", "imagePolicy": "Never"}]}}
+    await api.patch_service(namespace, NAME, {"podTemplate": template})
+    service = await has(api, namespace, "Ready", "True", "Degraded")
+    assert "imagePolicy" in condition(service, "Degraded")["message"]
+    after = await api.deployment(namespace, f"{NAME}-agent")
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+
+    route = {"httpRoute": {"parentRefs": [{"name": "gateway"}]}}
+    await api.patch_service(namespace, NAME, {"podTemplate": None, "exposure": route})
+
+    async def told() -> bool:
+        found = condition(await api.service(namespace, NAME), "Valid")
+        return "install the Gateway API" in found["message"]
+
+    await eventually(told)
+    await api.patch_service(namespace, NAME, {"exposure": {"httpRoute": None}})
+    await has(api, namespace, "Valid", "True", "Accepted")
+
+
+async def test_a_restarted_operator_finds_its_work_done(
+    api: Api, control_plane: Path, namespace: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "operator.log"
+    with running_operator(control_plane, namespace, log) as process:
+        await api.create(SERVICES, namespace, BODY)
+        await is_made(api, namespace)
+        await has(api, namespace, "Ready", "True", "Serving")
+        process.kill()
+        process.wait()
+    # While nobody is there, something changes that no watch will tell of.
+    await api.patch_service(namespace, NAME, {"replicas": 2})
+    port = free_port()
+    with running_operator(control_plane, namespace, log, "--port", str(port)):
+
+        async def caught_up() -> bool:
+            found = await api.deployment(namespace, f"{NAME}-agent")
+            return bool(found["spec"]["replicas"] == 2)
+
+        await eventually(caught_up)
+        await has(api, namespace, "Progressing", "False", "Complete")
+        metrics = await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
+        assert "pagelet_operator_applied_objects_total 1\n" in metrics, "the Deployment alone"
+        assert await asyncio.to_thread(read, f"http://127.0.0.1:{port}/healthz") == "ok"
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+        return text
+
+
+async def test_one_of_two_operators_acts_and_the_other_takes_over(
+    api: Api, control_plane: Path, namespace: str, tmp_path: Path
+) -> None:
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+
+    async def holder() -> str:
+        lease = await api.get(LEASES, namespace, "pagelet-operator")
+        return str(lease["spec"]["holderIdentity"])
+
+    with running_operator(control_plane, namespace, logs[0], "--identity", "first") as first:
+        await eventually(holder)
+        with running_operator(control_plane, namespace, logs[1], "--identity", "second"):
+            await api.create(SERVICES, namespace, BODY)
+            await is_made(api, namespace)
+            assert await holder() == "first"
+            first.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(first.wait, 20) == 0
+
+            async def handed_over() -> bool:
+                return await holder() == "second"
+
+            await eventually(handed_over)
+            await api.patch_service(namespace, NAME, {"replicas": 3})
+            await eventually(lambda: three_replicas(api, namespace))
+    assert "first acts from now on" in logs[0].read_text()
+    assert "Traceback" not in logs[0].read_text() + logs[1].read_text()
+
+
+async def test_a_service_whose_operator_is_gone_can_be_deleted(
+    api: Api, control_plane: Path, namespace: str, tmp_path: Path
+) -> None:
+    with running_operator(control_plane, namespace, tmp_path / "log"):
+        await api.create(SERVICES, namespace, BODY)
+        await is_made(api, namespace)
+    made = await api.service(namespace, NAME)
+    await api.delete(SERVICES, namespace, NAME, made["metadata"]["uid"])
+    with pytest.raises(NotFound):
+        await api.service(namespace, NAME)
+    await eventually(lambda: nothing_is_left(api, namespace))

@@ -1,0 +1,132 @@
+"""An API server in tests."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pagelet.operator.kube.client import Client, NotFound
+from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES, Object
+from pagelet.operator.planning.objects import SERVICE_LABEL
+
+PATIENCE = 30.0
+"""Seconds until something that will not happen is given up."""
+
+
+class Api(Client):
+    """The operator's client, with the calls that only tests make."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        """Any call."""
+        return await self._request(method, path, query, body, content_type)
+
+    async def install(self, definition: Object) -> None:
+        """A CRD, served."""
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        name = definition["metadata"]["name"]
+        query = {"fieldManager": "test", "force": "true"}
+        await self.request(
+            "PATCH", f"{path}/{name}", query, definition, "application/apply-patch+yaml"
+        )
+        # Established is said a moment before all of the API server serves it.
+        await eventually(lambda: self.list_all(SERVICES, None))
+
+    async def service(self, namespace: str, name: str) -> Object:
+        """An InferenceService."""
+        return await self.get(SERVICES, namespace, name)
+
+    async def patch_service(self, namespace: str, name: str, spec: Object) -> Object:
+        """Changes its spec by a merge patch."""
+        return await self.merge(SERVICES, namespace, name, {"spec": spec})
+
+    async def objects(self, namespace: str, service: str) -> dict[tuple[str, str], Object]:
+        """All that was made for a service, by kind and name."""
+        from pagelet.operator.kube.resources import CHILDREN
+
+        found = {}
+        for resource in CHILDREN:
+            with contextlib.suppress(NotFound):
+                selector = f"{SERVICE_LABEL}={service}"
+                made, _ = await self.list_all(resource, namespace, labelSelector=selector)
+                found.update({(resource.kind, one["metadata"]["name"]): one for one in made})
+        return found
+
+    async def run_pods(self, namespace: str) -> None:
+        """Says of all pods that they run and are ready, as a kubelet would."""
+        pods = await self.request("GET", f"/api/v1/namespaces/{namespace}/pods")
+        for pod in pods["items"]:
+            name = pod["metadata"]["name"]
+            kinds = ("PodScheduled", "Ready", "ContainersReady")
+            conditions = [{"type": kind, "status": "True", "reason": None} for kind in kinds]
+            status = {"phase": "Running", "conditions": conditions, "podIP": "127.0.0.9"}
+            with contextlib.suppress(NotFound):
+                await self.request(
+                    "PATCH",
+                    f"/api/v1/namespaces/{namespace}/pods/{name}/status",
+                    body={"status": status},
+                    content_type="application/strategic-merge-patch+json",
+                )
+
+    async def deployment(self, namespace: str, name: str) -> Object:
+        """A Deployment."""
+        return await self.get(DEPLOYMENTS, namespace, name)
+
+
+async def eventually(attempt: Callable[[], Awaitable[Any]]) -> Any:
+    """What an attempt gives once it neither raises nor gives something false."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if result := await attempt():
+                return result
+            reason: object = "it stayed false"
+        except Exception as error:
+            reason = repr(error)
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {PATIENCE:.0f} s: {reason}")
+        await asyncio.sleep(0.1)
+
+
+def condition(service: Object, kind: str) -> Object:
+    """One of a service's conditions; empty if it is not there."""
+    conditions = service.get("status", {}).get("conditions", [])
+    found: Object = next((c for c in conditions if c["type"] == kind), {})
+    return found
+
+
+@contextlib.contextmanager
+def running_operator(
+    kubeconfig: Path, namespace: str, log: Path, *arguments: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The operator's process, for one namespace, with a relist every few seconds."""
+    command = [
+        *(sys.executable, "-m", "pagelet.cli", "operator", "--agent-image", "agent:1"),
+        *("--router-image", "router:1", "--relist-seconds", "5", "--port", "0"),
+        *("--namespace", namespace, "--own-namespace", namespace, *arguments),
+    ]
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
