@@ -68,10 +68,13 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     """HTTP status of the answer; 0 until it has begun."""
     error: str = ""
     """The code of the error that the client got."""
+    body_seconds: float = 0.0
+    """Until the last byte of the request came."""
     waited_seconds: float = 0.0
     """In the queue."""
     overhead_seconds: float | None = None
-    """What the router added before a replica had the request, without the wait."""
+    """From the request's last byte until it went to a replica, without the wait: what the router
+    adds."""
     ttft_seconds: float | None = None
     """Until the first byte of the answer came from a replica."""
     seconds: float | None = None

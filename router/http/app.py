@@ -155,7 +155,9 @@ class RouterApp:
         grant = state.limiter.open(tenant)
         try:
             exchange.grant = grant
-            body = RequestBody(await exchange.read_json(state.options.max_body_bytes))
+            data = await exchange.read_json(state.options.max_body_bytes)
+            record.body_seconds = record.elapsed()
+            body = RequestBody(data)
             if body.request_id is not None:
                 record.request_id = clean_request_id(body.request_id)
                 exchange.extra_headers[0] = ("X-Request-Id", record.request_id)

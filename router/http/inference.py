@@ -1,5 +1,6 @@
 """A request for a model, from its admission to the last byte of its answer."""
 
+import asyncio
 import dataclasses
 import secrets
 from typing import Any, Final
@@ -100,9 +101,12 @@ class Inference:
                 ),
             )
             forwarding = Forwarding(pool, self.state.budget, self.exchange, record, request, route)
-            record.overhead_seconds = record.elapsed() - record.waited_seconds
+            record.overhead_seconds = record.elapsed() - record.body_seconds - record.waited_seconds
             try:
                 await forwarding.run()
+            except asyncio.CancelledError:
+                self._settle(forwarding, permit, client_gone=True)
+                raise
             finally:
                 self._settle(forwarding, permit)
         finally:
@@ -146,13 +150,15 @@ class Inference:
     def _as_it_is(self, replica: Replica, resume: dict[str, Any] | None) -> bytes:
         return self.body.data
 
-    def _settle(self, forwarding: Forwarding, permit: Permit) -> None:
+    def _settle(self, forwarding: Forwarding, permit: Permit, *, client_gone: bool = False) -> None:
+        """Takes what was used from the tenant's limits, and its share: nothing if there was no
+        answer, unless it is the client that did not wait for it. The first call counts."""
         record, counts = self.record, forwarding.counts
         if counts.prompt_tokens is not None:
             record.prompt_tokens = counts.prompt_tokens
         record.cached_tokens = counts.cached_tokens
         record.completion_tokens = counts.completion_tokens or 0
-        if self.exchange.status == 200:
+        if self.exchange.status == 200 or client_gone:
             self.grant.settle(record.prompt_tokens, record.completion_tokens)
             permit.settle(record.prompt_tokens + record.completion_tokens)
 

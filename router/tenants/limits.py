@@ -118,10 +118,11 @@ class Grant:
         return tokens
 
     def settle(self, prompt_tokens: int, generated_tokens: int, now: float | None = None) -> None:
-        """What was really read and written, in all answers together, in place of the estimate."""
+        """The answers are over, and this is what was really read and written in all of them, in
+        place of the estimate. The first call counts."""
         if self._answers:
             self._limiter.learn_answer(self._tenant.name, generated_tokens / self._answers)
-        self._settle(prompt_tokens + generated_tokens, self._answers, now)
+            self._settle(prompt_tokens + generated_tokens, self._answers, now)
 
     def close(self, now: float | None = None) -> None:
         """The answers are over; later calls do nothing. Without `settle` nothing was used."""

@@ -23,6 +23,7 @@ def ask(server, **fields):
         )
 
 
+LIMIT = 5000
 LONG = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Go on."}],
@@ -109,6 +110,27 @@ def test_a_client_that_goes_away_leaves_the_queue(tmp_path, backend):
             wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
             assert gauge(gate, "inflight_answers") == 1
         assert waiting.result().status_code == 200  # the stream's client is gone, too
+
+
+def test_a_client_that_goes_away_pays_for_what_it_got(tmp_path, backend):
+    config = {
+        "models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}],
+        "default_limits": {"tokens_per_minute": LIMIT},
+    }
+
+    def used():
+        return LIMIT - int(ask(gate).headers["x-ratelimit-remaining-tokens"])
+
+    with running(router(tmp_path / "log", config)) as gate:
+        with stream(gate) as answer:
+            events = answer.iter_lines()
+            for _ in range(40):
+                next(events)
+            assert used() > LONG["max_tokens"] / 2
+        wait_for(lambda: gauge(gate, "inflight_answers") == 0, 30)
+        assert used() < LONG["max_tokens"] / 2
+        generated = 'pagelet_router_generated_tokens_total{model="sim",tenant="anonymous"}'
+        assert metrics(gate)[generated] > 15
 
 
 def test_no_replica_is_given_more_than_its_bound_and_a_drain_takes_no_places(tmp_path, backend):

@@ -59,6 +59,7 @@ def test_tokens_are_reserved_and_settled_with_what_was_used(limiter):
     assert "Limit 1000, Used 700, Requested 400" in str(refused)
     assert refused.headers["Retry-After"] == "6"
     first.settle(100, 50, now=0)
+    first.settle(100, 50, now=0)
     assert dict(first.headers())["x-ratelimit-remaining-tokens"] == "850"
     second.reserve(1, 100, 300, now=0)
     second.close(now=0)
