@@ -9,6 +9,9 @@ from support.broken_services import BROKEN, SOUND, Broken, service
 from support.cluster import Api
 from support.strategic_merges import BASE, MERGES
 
+_FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.yaml"))}
+
 pytestmark = pytest.mark.timeout(1500)  # the first time ever, Kubernetes is built
 
 
@@ -34,6 +37,16 @@ async def test_sound_services_are_taken(api: Api, namespace: str) -> None:
         # What the API server filled in is what local mode would have.
         assert read_service(made).spec == read_service(body).spec
         await api.delete(SERVICES, namespace, "sound", made["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES.keys())
+async def test_examples_are_taken_as_they_are(api: Api, namespace: str, text: str) -> None:
+    for body in yaml.safe_load_all(text):
+        root = "/api/v1" if body["apiVersion"] == "v1" else f"/apis/{body['apiVersion']}"
+        path = f"{root}/namespaces/{namespace}/{body['kind'].lower()}s"
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        made = await api.request("POST", path, query, body)
+        assert made["metadata"]["name"] == body["metadata"]["name"]
 
 
 async def test_shapes_are_checked_alike(api: Api, namespace: str) -> None:
