@@ -3,10 +3,10 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help install demo test lint format bench crds requirements clean
+.PHONY: help install demo test e2e lint format bench crds requirements clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## Make .venv with Pagelet and all that it needs (PYTHON=... chooses the interpreter)
 	@scripts/install.sh
@@ -17,11 +17,14 @@ demo: install ## Two replicas of SmolLM2-135M, one killed in mid-answer; ONCE=1 
 test: install ## Run all tests; ARGS="tests/engine -k scheduler" to run some
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
+e2e: install ## Test all of it on a real Kubernetes cluster, which it brings up; ARGS="-k walkthrough"
+	@$(BIN)/pytest e2e -s -rs $(ARGS)
+
 lint: install ## ruff, mypy --strict, and the rules on which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy scripts examples tests/bench tests/test_*.py
+	$(BIN)/mypy scripts examples e2e tests/bench tests/test_*.py
 	$(BIN)/lint-imports
 
 format: install ## Let ruff format the code

@@ -24,6 +24,8 @@ COREDNS_IMAGE: Final = "pagelet.dev/e2e/coredns:1"
 PAGELET_IMAGES: Final = {
     name: f"pagelet.dev/e2e/{name}:1" for name in ("agent", "router", "operator")
 }
+SECOND_AGENT_IMAGE: Final = "pagelet.dev/e2e/agent:2"
+"""The same under another name, as if it were a newer one."""
 _STORE: Final = CACHE / "images"
 _BASE_IMAGE: Final = "pagelet.dev/e2e/base:1"
 _BASE_PACKAGES: Final = "python3,python3-venv,ca-certificates"

@@ -1,4 +1,4 @@
-"""kubectl and helm against one cluster."""
+"""kubectl against one cluster, and where it and helm are."""
 
 import json
 import shutil
@@ -14,10 +14,11 @@ _LINK: Final = CACHE / "bin" / "kubectl"
 
 
 class CommandFailed(Exception):
-    """kubectl or helm failed; the message is what it said."""
+    """kubectl, or another command, failed; the message is what it said."""
 
 
-def _kubectl() -> str:
+def kubectl_program() -> str:
+    """Path of kubectl: the machine's own, or ours."""
     if found := shutil.which("kubectl"):
         return found
     program = programs.build(programs.KUBERNETES)
@@ -27,7 +28,8 @@ def _kubectl() -> str:
     return str(_LINK)
 
 
-def _helm() -> str:
+def helm_program() -> str:
+    """Path of helm: the machine's own, or ours."""
     return shutil.which("helm") or str(programs.build(programs.HELM))
 
 
@@ -41,7 +43,7 @@ class Kubectl:
     def command(self, *arguments: str) -> list[str]:
         """The command line of a kubectl call."""
         options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
-        return [_kubectl(), *options, *arguments]
+        return [kubectl_program(), *options, *arguments]
 
     def run(self, *arguments: str, given: str | None = None, seconds: float = 120) -> str:
         """Standard output of a call. Raises `CommandFailed`."""
@@ -55,11 +57,6 @@ class Kubectl:
         """Applies objects on the server's side."""
         listing = {"apiVersion": "v1", "kind": "List", "items": objects}
         return self.run("apply", "--server-side", "--filename=-", given=json.dumps(listing))
-
-    def helm(self, *arguments: str, seconds: float = 300) -> str:
-        """Standard output of a helm call. Raises `CommandFailed`."""
-        options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
-        return _run([_helm(), *options, *arguments], None, seconds)
 
 
 def _run(command: Sequence[str], given: str | None, seconds: float) -> str:

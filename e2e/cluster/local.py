@@ -2,11 +2,10 @@
 
 import contextlib
 import fcntl
-import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -44,13 +43,17 @@ class Cluster:
 
     def load(self, *archives: Archive) -> None:
         """Puts images on every node. Raises `SandboxFailed`."""
-        sockets = [
-            self.layout.folder / f"node-{index}" / "run/containerd/containerd.sock"
-            for index in range(1, self.layout.nodes + 1)
-        ]
-        for archive, socket in itertools.product(archives, sockets):
-            containerd = ["ctr", f"--address={socket}", "--namespace=k8s.io"]
-            run(*containerd, "images", "import", str(archive.path))
+        for archive in archives:
+            self._on_every_node("import", str(archive.path))
+
+    def tag(self, image: str, name: str) -> None:
+        """Gives an image another name on every node. Raises `SandboxFailed`."""
+        self._on_every_node("tag", image, name)
+
+    def _on_every_node(self, *command: str) -> None:
+        for index in range(1, self.layout.nodes + 1):
+            socket = self.layout.folder / f"node-{index}" / "run/containerd/containerd.sock"
+            run("ctr", f"--address={socket}", "--namespace=k8s.io", "images", *command)
 
     def destroy_node(self, index: int) -> None:
         """Ends node `index`, counted from 1, with all that runs on it."""
@@ -59,6 +62,10 @@ class Cluster:
 
 def check_machine() -> None:
     """Raises `CannotRun` where namespaces or tools are missing."""
+    try:
+        programs.find_go()
+    except programs.CannotBuild as error:
+        raise CannotRun(str(error)) from error
     if os.geteuid() != 0:
         raise CannotRun("a local cluster needs root: it makes network devices and mounts")
     for tool in ("unshare", "nsenter", "ip", "openssl"):
@@ -84,44 +91,31 @@ def local_cluster(name: str = "e2e", *, nodes: int) -> Iterator[Cluster]:
     archives = cluster_archives() if nodes else []
     folder = CACHE / "run" / name
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_suffix(".lock")) as lock:
-        _remove(folder, name)
-        folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(_lock(folder.with_suffix(".lock")))
+        _remove_cgroups(name)
+        shutil.rmtree(folder)
         programs.link_components(folder / "bin")
-        layout = Layout(folder, _free_network(), nodes)
-        device = f"pagelet-{layout.network.rpartition('.')[2]}"
-
-        def connect(pid: int) -> None:
-            run(
-                "ip",
-                "link",
-                "add",
-                device,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                str(pid),
-            )
-            run("ip", "address", "add", f"{layout.network}.1/24", "dev", device)
-            run("ip", "link", "set", device, "up")
-
+        stack.callback(_remove_cgroups, name)
+        network, device = stack.enter_context(_network())
+        layout = Layout(folder, network, nodes)
         say(f"Starting a control plane and {nodes} nodes; logs are in {folder}")
-        arguments = [str(folder), layout.network, str(nodes)]
-        try:
-            with Sandbox(
-                "cluster.control_plane", arguments, started=connect, said=say, pass_fds=[lock]
-            ) as machine:
-                cluster = Cluster(layout, machine)
-                if nodes:
-                    cluster.load(*archives)
-                    _start_dns(cluster)
-                yield cluster
-                say("Stopping the cluster")
-        finally:
-            _remove_cgroups(name)
+        arguments = [str(folder), network, str(nodes)]
+        machine = stack.enter_context(
+            Sandbox(
+                "cluster.control_plane",
+                arguments,
+                started=_plug(device),
+                said=say,
+                pass_fds=[lock],
+            )
+        )
+        cluster = Cluster(layout, machine)
+        if nodes:
+            cluster.load(*archives)
+            _start_dns(cluster)
+        yield cluster
+        say("Stopping the cluster")
 
 
 def _start_dns(cluster: Cluster) -> None:
@@ -143,11 +137,6 @@ def _lock(path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _remove(folder: Path, name: str) -> None:
-    _remove_cgroups(name)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _remove_cgroups(name: str) -> None:
     """Control groups are the one thing that outlives the processes in them."""
     groups = f"pagelet-{name}-node-*"
@@ -157,11 +146,34 @@ def _remove_cgroups(name: str) -> None:
                 os.rmdir(folder)
 
 
-def _free_network() -> str:
-    """A range of 256 addresses that no device of this machine has, as its first three numbers."""
+@contextlib.contextmanager
+def _network() -> Iterator[tuple[str, str]]:
+    """A range of 256 addresses that is in use nowhere on this machine, as its first three numbers,
+    and a device with its first address, whose other end waits to be plugged in."""
     used = run("ip", "-4", "-brief", "address")
     for third in range(256):
-        network = f"10.240.{third}"
-        if f"{network}." not in used:
-            return network
+        network, device = f"10.240.{third}", f"pagelet-{third}"
+        if f" {network}." in used:
+            continue
+        try:  # at most one run can make it
+            run("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}-in")
+        except SandboxFailed:
+            continue
+        try:
+            run("ip", "address", "add", f"{network}.1/24", "dev", device)
+            run("ip", "link", "set", device, "up")
+            yield network, device
+        finally:
+            with contextlib.suppress(SandboxFailed):  # gone with the machine that it led to
+                run("ip", "link", "delete", device)
+        return
     raise SandboxFailed("all of 10.240.0.0/16 is in use on this machine")
+
+
+def _plug(device: str) -> Callable[[int], None]:
+    """Moves the other end of a device into a machine."""
+
+    def move(pid: int) -> None:
+        run("ip", "link", "set", f"{device}-in", "netns", str(pid), "name", "eth0")
+
+    return move

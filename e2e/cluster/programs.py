@@ -56,7 +56,7 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
 
 
-def _find_go() -> tuple[str, str]:
+def find_go() -> tuple[str, str]:
     """The Go command and its version line. Raises `CannotBuild`."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     wanted = ".".join(map(str, _OLDEST_GO))
@@ -71,7 +71,7 @@ def _find_go() -> tuple[str, str]:
 
 def build(program: Program) -> Path:
     """Path of the built program. Quick when nothing changed. Raises `CannotBuild`."""
-    go, version = _find_go()
+    go, version = find_go()
     module = _MODULES / program.name
     sources = [path.read_bytes() for path in sorted(module.iterdir())]
     what = [version.encode(), repr(program).encode(), *sources]
