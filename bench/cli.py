@@ -16,6 +16,8 @@ from pagelet.bench.load import command as load_command
 from pagelet.bench.offline import command as offline_command
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.quality import command as quality_command
+from pagelet.bench.routers import command as routers_command
+from pagelet.bench.routing import command as routing_command
 from pagelet.bench.server import ServerFailed
 from pagelet.bench.tune import command as tune_command
 
@@ -39,6 +41,9 @@ app.command("serve")(load_command.serve)
 app.command("engine")(offline_command.engine)
 app.command("compare")(compare_command.compare)
 app.command("quality")(quality_command.quality)
+app.command("routers")(routers_command.routers)
+app.command("router-cost")(routers_command.router_cost)
+app.command("routing")(routing_command.routing)
 app.command("tune")(tune_command.tune)
 
 

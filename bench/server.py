@@ -41,6 +41,11 @@ class Server:
         """Such as `http://127.0.0.1:8000`."""
         return f"http://{HOST}:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
     def last_lines(self, count: int) -> str:
         """The end of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])

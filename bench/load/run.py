@@ -75,12 +75,14 @@ async def run_load(
         async with slots:
             history = History(chat=options.endpoint == "chat")
             for number, turn in enumerate(session.turns):
+                if turn.pause and number:
+                    await asyncio.sleep(turn.pause)
                 sent = time.perf_counter() - begin
                 on_time = closed_loop or number > 0
                 record, text = await send(
                     client,
                     options,
-                    history.prompt(turn),
+                    turn.content if session.scripted else history.prompt(turn),
                     turn.max_tokens,
                     Record(session.label, sent if on_time else due, sent, [], 0, 0, None, sent),
                     begin,

@@ -46,6 +46,7 @@ class Words:
     """Words, each with a space before it."""
 
     def __init__(self, words: Sequence[str] = tuple(_COMMON_WORDS.split())) -> None:
+        self.words = tuple(words)
         self._words = np.asarray(words)
 
     def draw(self, rng: np.random.Generator, num_tokens: int) -> Content:

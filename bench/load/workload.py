@@ -16,6 +16,8 @@ class Turn:
 
     content: Content
     max_tokens: int
+    pause: float = 0.0
+    """Seconds from the answer before it until it is sent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Session:
     """Seconds after the start, where the workload says itself when requests come."""
     label: str = ""
     """Sessions of the same label have figures of their own."""
+    scripted: bool = False
+    """Whether a turn's content is its whole prompt, with answers to the turns before it that the
+    workload made up: whatever the server answers, it is asked the same."""
 
 
 @dataclasses.dataclass(frozen=True)

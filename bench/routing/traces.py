@@ -60,6 +60,8 @@ def _between(rng: random.Random, low: int, high: int) -> list[int]:
 def _poisson(
     rng: random.Random, rate: float, seconds: float, start: float = 0.0
 ) -> Iterator[float]:
+    if rate <= 0:
+        raise ValueError("the trace itself is more than the replicas could compute: add some")
     now = start + rng.expovariate(rate)
     while now < start + seconds:
         yield now
