@@ -1,5 +1,6 @@
 """One replica: `pagelet serve` on a port of its own, in one pool."""
 
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from pagelet.local.wanted import PoolSpec
 from pagelet.protocol.inference_service.commands import agent_arguments
 
 HOST = "127.0.0.1"
+_STAGE = re.compile(r"\[supervisor\] engine core 0: ([^=]+?)(?: \d+%)?$")
 _KNOWN_SECONDS = 1.5
 """How long after it is ready the router surely sends requests, so that others may go."""
 
@@ -98,12 +100,19 @@ class Replica(Server):
             restarts=self.restarts,
             reason=self.reason,
             is_current=self.fingerprint == fingerprint,
+            stage=_stage(self.last_lines) if self.phase is Phase.STARTING else "",
             load=self.load if serves else Load(),
         )
 
     def release(self) -> None:
         """Gives its port back, once it has ended."""
         self._holder.close()
+
+
+def _stage(lines: Sequence[str]) -> str:
+    """Of `[supervisor] engine core 0: loading weights`, as a server's log has it."""
+    found = (_STAGE.search(line) for line in reversed(lines))
+    return next((match[1] for match in found if match), "")
 
 
 def _environment(spec: PoolSpec, gpus: Sequence[str]) -> Mapping[str, str]:

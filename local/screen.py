@@ -1,6 +1,7 @@
 """The status of local mode: a screen that stays on a terminal, a table, or a line an event."""
 
 import abc
+import contextlib
 import logging
 import time
 from collections import deque
@@ -33,6 +34,8 @@ def overview(status: Status) -> Group:
     if status.problems:
         lines.append(Text("nothing is changed until the file is right", "red"))
     lines += [Text(failure, "red") for failure in status.failures]
+    for pool in status.pools:
+        lines += [Text(f"{r.id}: {r.stage}", "dim") for r in pool.replicas if r.stage]
     return Group(_table(status), *lines)
 
 
@@ -110,7 +113,8 @@ class Lines(View):
 
     def _print(self, when: float, text: str) -> None:
         clock = time.strftime("%H:%M:%S", time.localtime(when))
-        self.console.print(f"{clock} {text}", markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            self.console.print(f"{clock} {text}", markup=False, soft_wrap=True)
 
 
 class Screen(View):
@@ -127,7 +131,8 @@ class Screen(View):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Of `logging.Handler`: shows an event."""
@@ -141,11 +146,13 @@ class Screen(View):
         self._refresh()
 
     def _refresh(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._live.update(Group(*self._body()), refresh=True)
+
+    def _body(self) -> list[RenderableType]:
         events = [Text(event, "dim") for event in self._events]
         if self._status is None:
-            self._live.update(Group(*events), refresh=True)
-            return
+            return [*events]
         title = Text.assemble(("Pagelet ", "bold"), f"at {self._status.url}/v1", "   ")
         title.append("Ctrl-C drains and ends", "dim")
-        body: list[RenderableType] = [title, Text(), overview(self._status), Text(), *events]
-        self._live.update(Group(*body), refresh=True)
+        return [title, Text(), overview(self._status), Text(), *events]

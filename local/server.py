@@ -66,6 +66,11 @@ class Server:
         return 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
 
     @property
+    def last_lines(self) -> list[str]:
+        """What the process that runs wrote last."""
+        return self._output.tail
+
+    @property
     def pid(self) -> int | None:
         """Of its process, while there is one."""
         return self._command.pid if self._command else None
@@ -132,7 +137,7 @@ class Server:
     async def _after_death(self, returncode: int) -> None:
         """Waits until it may start again, which is never if that could not help."""
         ended = describe_exit(returncode)
-        last_line = next((line for line in reversed(self._output.tail) if line.strip()), "")
+        last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         self.reason = (last_line.removeprefix("Error: ") if returncode > 0 else "") or ended
         if returncode == EXIT_CONFIGURATION:
             log.error("%s: cannot work: %s", self.name, self.reason)

@@ -24,6 +24,8 @@ class ReplicaStatus(ServerStatus, kw_only=True):
 
     is_current: bool
     """Whether it is as the file wants it; others are being replaced."""
+    stage: str = ""
+    """What its start is at, such as loading weights, in its own words."""
     load: Load = Load()
 
 

@@ -82,7 +82,8 @@ class Supervisor:
         number if it was cut short by a second one."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._handle_signal, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, self._handle_signal, number)
         self._router = Router(
             self._router_config(),
             self._runtime.path / "router.json",
@@ -164,9 +165,7 @@ class Supervisor:
         return config
 
     def _handle_signal(self, number: int) -> None:
-        if number == signal.SIGHUP:
-            log.info("SIGHUP ignored: the file is read again whenever it changes")
-        elif self._stop_began is None:
+        if self._stop_began is None:
             log.info("draining; once more to stop at once")
             self._stop()
         elif time.monotonic() - self._stop_began >= _SAME_REQUEST_SECONDS:

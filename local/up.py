@@ -90,7 +90,10 @@ def _here(
             replicas=replicas,
             show=view.show,
         )
-        return asyncio.run(supervisor.run())
+        returncode = asyncio.run(supervisor.run())
+    if console.is_terminal:
+        console.print(f"Stopped. Logs are in {state.logs}", markup=False, soft_wrap=True)
+    return returncode
 
 
 def _in_background(options: UpOptions, state: StateDir, console: Console) -> int:

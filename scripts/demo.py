@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -30,8 +29,6 @@ from pagelet.bench.server import PAGELET, Server, ServerFailed, free_port, runni
 from pagelet.local import client as local
 from pagelet.local.client import NothingRuns
 from pagelet.local.control import ControlError
-from pagelet.local.log_files import read_last
-from pagelet.local.rollout import Phase
 from pagelet.local.state_dir import StateDir
 from pagelet.local.status import Status
 
@@ -190,17 +187,8 @@ def stages(state: StateDir) -> str:
     except (NothingRuns, ControlError):
         return "starting"
     texts = [f"router {status.router.phase}"]
-    for replica in status.pools[0].replicas:
-        log = "\n".join(read_last(state.log_path(replica.id), 30))
-        text = stage(log) if replica.phase is Phase.STARTING else str(replica.phase)
-        texts.append(f"{replica.id} {text}")
+    texts += [f"{r.id} {r.stage or r.phase}" for pool in status.pools for r in pool.replicas]
     return ", ".join(texts)
-
-
-def stage(log: str) -> str:
-    """What the engine core said last that it is at, such as compiling or loading weights."""
-    found = re.findall(r"engine core 0: ([^\n=]+?)(?: \d+%)?$", log, re.MULTILINE)
-    return found[-1] if found else "starting"
 
 
 def show(client: openai.OpenAI, state: StateDir, console: Console) -> None:

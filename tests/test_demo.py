@@ -107,10 +107,3 @@ def test_only_a_gain_is_called_one() -> None:
     assert "3.0 times as fast" in demo["compare"](answer(0.3), answer(0.1))
     slower = demo["compare"](answer(0.1), answer(0.2))
     assert slower.endswith("80 of the second prompt's 100 tokens were there already.")
-
-
-def test_the_stage_of_the_start_is_shown() -> None:
-    stage = runpy.run_path(DEMO)["stage"]
-    log = "T INFO [supervisor] engine core 0: compiling the CPU kernels (first start only)"
-    assert stage(log) == "compiling the CPU kernels (first start only)"
-    assert stage("") == "starting"
