@@ -1,6 +1,5 @@
 """The router of a service: Deployment, configuration, the right to see its replicas."""
 
-import hashlib
 import json
 from typing import Final
 
@@ -35,10 +34,10 @@ _STARTUP_SECONDS: Final = 120
 
 
 def router_objects(service: InferenceService, context: Context) -> list[Object]:
-    """What runs a service's router."""
+    """What runs a service's router. It follows changes of its configuration while it serves, so
+    that they replace no pod."""
     name = router_name(service.name)
     labels = selector(service.name, "router")
-    configuration = _configuration(service)
     rbac = "rbac.authorization.k8s.io"
     return [
         make(service, "ServiceAccount", name, "router", automountServiceAccountToken=False),
@@ -65,8 +64,8 @@ def router_objects(service: InferenceService, context: Context) -> list[Object]:
             roleRef={"apiGroup": rbac, "kind": "Role", "name": name},
             subjects=[{"kind": "ServiceAccount", "name": name, "namespace": service.namespace}],
         ),
-        make(service, "ConfigMap", name, "router", data={_CONFIG_FILE: configuration}),
-        _deployment(service, name, labels, configuration, context),
+        make(service, "ConfigMap", name, "router", data={_CONFIG_FILE: _configuration(service)}),
+        _deployment(service, name, labels, context),
         make(
             service,
             "PodDisruptionBudget",
@@ -99,7 +98,6 @@ def _deployment(
     service: InferenceService,
     name: str,
     labels: dict[str, str],
-    configuration: str,
     context: Context,
 ) -> Object:
     router, rollout = service.spec.router, service.spec.rollout
@@ -141,7 +139,6 @@ def _deployment(
             "labels": common_labels(service.name, "router") | labels,
             "annotations": {
                 "kubectl.kubernetes.io/default-container": "router",
-                "pagelet.dev/config-checksum": hashlib.sha256(configuration.encode()).hexdigest(),
                 "prometheus.io/scrape": "true",
                 "prometheus.io/port": str(HTTP_PORT),
                 "prometheus.io/path": "/metrics",

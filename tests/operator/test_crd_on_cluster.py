@@ -1,6 +1,9 @@
 """The API server refuses what local mode refuses, in the same words."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from pagelet.operator.kube.client import ApiError
 from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES

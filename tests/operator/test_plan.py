@@ -111,10 +111,10 @@ def test_the_router_is_told_of_every_revisions_service() -> None:
     assert config.api_keys_file == f"{keys['mountPath']}/file"
 
 
-def test_a_change_of_the_configuration_replaces_the_routers_pods_and_no_replica() -> None:
+def test_a_change_of_how_requests_are_routed_replaces_no_pod() -> None:
     before, after = planned(), planned(router={"policy": "chwbl"})
     changed = {key for key in before if before[key] != after[key]}
-    assert changed == {("ConfigMap", "service-router"), ("Deployment", "service-router")}
+    assert changed == {("ConfigMap", "service-router")}
 
 
 def test_scaling_changes_one_number() -> None:
