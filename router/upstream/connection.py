@@ -26,8 +26,13 @@ class ConnectionLost(UpstreamError):
         self.begun = begun
 
 
+class MalformedAnswer(ConnectionLost):
+    """What came is no HTTP."""
+
+
 class Receiver(Protocol):
-    """Takes an answer as it comes. What it raises ends the request and comes back in `on_end`."""
+    """Takes an answer as it comes, at most one call of each kind for what is read at once. What it
+    raises ends the request and comes back in `on_end`."""
 
     def on_head(self, status: int, headers: Headers) -> None:
         """The status and the headers, their names in lower case."""
@@ -51,7 +56,10 @@ class Connection(asyncio.Protocol):
         self._open = True
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
-        self._begun = self._head_done = self._framed = self._complete = False
+        self._body: list[bytes] = []
+        self._status = 0
+        """Of the answer; 0 until its head has come."""
+        self._begun = self._head_is_new = self._framed = self._complete = False
 
     @property
     def usable(self) -> bool:
@@ -65,7 +73,9 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._parser = httptools.HttpResponseParser(self)
         self._headers = []
-        self._begun = self._head_done = self._framed = self._complete = False
+        self._body.clear()
+        self._status = 0
+        self._begun = self._head_is_new = self._framed = self._complete = False
         self._transport.write(request)
 
     def abort(self) -> None:
@@ -98,20 +108,15 @@ class Connection(asyncio.Protocol):
         self._begun = True
         try:
             self._parser.feed_data(data)
+            self._deliver(self._receiver)
         except httptools.HttpParserError as error:
-            # What a callback raised is wrapped by the parser; it is the receiver's own.
-            cause = error.__context__
-            own = isinstance(error, httptools.HttpParserCallbackError) and cause is not None
-            message = f"malformed HTTP: {error} in {data[:100]!r}"
-            failure = ConnectionLost(message, begun=True)
-            self._finish(cause if own and isinstance(cause, Exception) else failure)
-            return
-        if self._complete:
-            self._finish(None)
+            self._finish(MalformedAnswer(f"{error} in {data[:100]!r}", begun=True))
+        except Exception as error:  # whatever the receiver finds wrong ends the request
+            self._finish(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
-        if self._head_done and not self._framed and exc is None:
+        if self._status and not self._framed and exc is None:
             self._finish(None)  # a body without a length ends with the connection
         else:
             where = "in the middle of an answer" if self._begun else "before an answer"
@@ -130,25 +135,35 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:
             return
-        if self._head_done:
+        if self._status:
             self._open = False  # a second answer to one request: none of it can be trusted
             return
-        self._head_done = True
+        self._status, self._head_is_new = status, True
         if status in (204, 304):
             self._framed = True
-        assert self._receiver is not None
-        self._receiver.on_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
-        if self._receiver is not None:
-            self._receiver.on_body(body)
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self._head_done:
+        if self._status:
             self._complete = True
             self._open = self._open and self._parser.should_keep_alive()  # true only in here
         else:  # an interim answer, such as 100 Continue
             self._headers = []
+
+    # From here on: what the parser found.
+
+    def _deliver(self, receiver: Receiver) -> None:
+        if self._head_is_new:
+            self._head_is_new = False
+            receiver.on_head(self._status, self._headers)
+        if self._body:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            receiver.on_body(body)
+        if self._complete:
+            self._finish(None)
 
     def _finish(self, error: Exception | None) -> None:
         receiver, self._receiver = self._receiver, None
