@@ -37,8 +37,16 @@ def write_keys(file, *, without=()):
     file.write_text(json.dumps({"tenants": tenants}))
 
 
+PUBLIC = "Answer briefly and politely. " * 20
+
+
 def config(replica_url, **fields):
-    route = {"name": MODEL, "aliases": ["default"], "pools": [{"replicas": [replica_url]}]}
+    route = {
+        "name": MODEL,
+        "aliases": ["default"],
+        "pools": [{"replicas": [replica_url]}],
+        "shared_prefixes": [f"<|im_start|>system\n{PUBLIC}<|im_end|>\n"],
+    }
     return {"models": [route]} | fields
 
 
@@ -112,6 +120,7 @@ def test_a_model_that_is_not_allowed_gets_403_and_is_not_listed(gate):
     with pytest.raises(openai.NotFoundError, match=MODEL):
         ask(gate, "a", model="unknown")
     assert models(gate, KEYS["a"]) == [MODEL, "default"]
+    assert ask(gate, "a", model="default").parse().model == MODEL
 
 
 def test_over_the_limit_gets_429_and_every_answer_tells_of_the_limits(gate):
@@ -159,6 +168,23 @@ def test_a_tenant_never_hits_anothers_cache_whatever_salt_it_sends(gate, backend
     assert hits(backend) == before
     assert cached(gate, "a", prompt, extra_body={"cache_salt": "own"}) == 0
     assert cached(gate, "a", prompt, extra_body={"cache_salt": "own"}) > 200
+
+
+def test_only_a_declared_prefix_is_shared_among_tenants(gate):
+    system = {"role": "system", "content": PUBLIC}
+    question = {"role": "user", "content": "shared " + PROMPT}
+
+    def cached_by(tenant):
+        with client(gate, KEYS[tenant]) as asking:
+            answer = asking.chat.completions.create(
+                model=MODEL, messages=[system, question], max_tokens=1
+            )
+            return answer.usage.prompt_tokens_details.cached_tokens
+
+    cached_by("a")
+    declared, whole = cached_by("b"), cached_by("a")
+    assert 64 < declared < 160, "the public text has some 120 tokens"
+    assert whole > 2 * declared
 
 
 def test_the_time_of_an_answer_tells_nothing_of_another_tenants_prompts(gate):
