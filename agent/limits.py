@@ -4,6 +4,8 @@ import dataclasses
 import time
 from collections import OrderedDict
 
+from pagelet.protocol.openai.rate_limits import rate_limit_headers
+
 _MAX_CLIENTS = 10_000
 """Clients whose rates are remembered; the one unseen for longest is forgotten first."""
 
@@ -22,11 +24,7 @@ class RateDecision:
 
     def headers(self) -> list[tuple[str, str]]:
         """Under the names of OpenAI's API."""
-        return [
-            ("x-ratelimit-limit-requests", str(self.limit)),
-            ("x-ratelimit-remaining-requests", str(self.remaining)),
-            ("x-ratelimit-reset-requests", f"{self.reset_after:.3f}s"),
-        ]
+        return rate_limit_headers("requests", self.limit, self.remaining, self.reset_after)
 
 
 class RateLimiter:
