@@ -1,0 +1,229 @@
+"""A service's conditions from what is there."""
+
+from typing import Any
+
+import pytest
+
+from pagelet.operator.kube.resources import Object
+from pagelet.operator.status.compute import Observed, compute_status, invalid_status
+from pagelet.operator.status.problems import Problem, pod_problem
+from pagelet.protocol.inference_service.status import Condition, ServiceStatus
+from support.plans import make_service
+
+NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+
+
+def deployment(
+    wanted: int = 1, *, replicas: int = 1, ready: int = 1, updated: int = 1, **status: Any
+) -> Object:
+    counts = {"replicas": replicas, "readyReplicas": ready, "updatedReplicas": updated}
+    return {
+        "metadata": {"generation": 1},
+        "spec": {"replicas": wanted},
+        "status": counts | {"observedGeneration": 1} | status,
+    }
+
+
+def pod(component: str = "agent", **status: Any) -> Object:
+    labels = {"pagelet.dev/component": component}
+    return {"metadata": {"name": f"{component}-1", "labels": labels}, "status": status}
+
+
+def crashed(exit_code: int, message: str, *, name: str = "agent", **ended: Any) -> Object:
+    last = {"exitCode": exit_code, "message": message, **ended}
+    container = {
+        "name": name,
+        "ready": False,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+        "lastState": {"terminated": last},
+    }
+    return pod(containerStatuses=[container])
+
+
+def status_of(
+    *pods: Object,
+    agents: Object | None = None,
+    router: Object | None = None,
+    previous: list[Condition] | None = None,
+    now: str = NOW,
+    **observed: Any,
+) -> tuple[ServiceStatus, dict[str, Condition]]:
+    service = make_service()
+    seen = Observed(
+        deployments={
+            "service-agent": agents or deployment(),
+            "service-router": router or deployment(),
+        },
+        pods=pods,
+        **observed,
+    )
+    status = compute_status(service, 7, seen, previous or [], now)
+    assert all(condition.observed_generation == 7 for condition in status.conditions)
+    return status, {condition.type: condition for condition in status.conditions}
+
+
+def test_all_is_well() -> None:
+    status, found = status_of()
+    assert {kind: (c.status, c.reason) for kind, c in found.items()} == {
+        "Valid": ("True", "Accepted"),
+        "ModelLoaded": ("True", "Loaded"),
+        "Progressing": ("False", "Complete"),
+        "Degraded": ("False", "AsExpected"),
+        "Ready": ("True", "Serving"),
+    }
+    assert status.endpoint == "http://service.default.svc/v1"
+    assert (status.replicas, status.ready_replicas, status.updated_replicas) == (1, 1, 1)
+
+
+def test_before_there_is_anything() -> None:
+    status = compute_status(make_service(), 1, Observed(deployments={}, pods=[]), [], NOW)
+    found = {condition.type: condition for condition in status.conditions}
+    assert found["Progressing"].status == "True"
+    assert found["Ready"].reason == "Loading"
+
+
+def test_a_rollout_goes_on_while_old_replicas_serve() -> None:
+    _, found = status_of(agents=deployment(3, replicas=4, ready=3, updated=1))
+    assert (found["Ready"].status, found["Progressing"].status) == ("True", "True")
+    assert "1 of 3 replicas are up to date" in found["Progressing"].message
+    # The Deployment's controller has not seen the new spec yet, and its counts are of the old.
+    _, found = status_of(agents=deployment(observedGeneration=0))
+    assert found["Progressing"].status == "True"
+
+
+def test_a_rollout_that_stands_still_is_told() -> None:
+    stuck = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    _, found = status_of(agents=deployment(conditions=[stuck]))
+    assert found["Progressing"].reason == found["Degraded"].reason == "Stalled"
+    assert found["Ready"].status == "True"
+
+
+def test_a_model_is_downloaded_then_loaded() -> None:
+    none_ready = deployment(ready=0)
+    init = [{"name": "fetch-model", "state": {"running": {}}}]
+    _, found = status_of(pod(initContainerStatuses=init), agents=none_ready)
+    assert found["Ready"].reason == found["ModelLoaded"].reason == "Downloading"
+    _, found = status_of(pod(), agents=none_ready)
+    assert found["Ready"].reason == "Loading"
+
+
+def test_a_router_that_is_not_there_yet() -> None:
+    _, found = status_of(router=deployment(ready=0))
+    assert (found["Ready"].reason, found["ModelLoaded"].status) == ("RouterStarting", "True")
+
+
+def test_scaled_to_zero() -> None:
+    service = make_service(replicas=0)
+    none = deployment(0, replicas=0, ready=0, updated=0)
+    seen = Observed(deployments={"service-agent": none, "service-router": deployment()}, pods=[])
+    found = {c.type: c for c in compute_status(service, 1, seen, [], NOW).conditions}
+    assert found["Ready"].reason == "ScaledToZero"
+    assert found["Progressing"].reason == "Complete"
+    assert found["Degraded"].status == "False"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason", "words"),
+    [
+        (
+            crashed(78, '{"level": "critical", "message": "a KV cache of 5 GiB does not fit"}'),
+            "ConfigurationRefused",
+            "pod agent-1: a KV cache of 5 GiB does not fit",
+        ),
+        (crashed(78, "loading\nError: no such model\n"), "ConfigurationRefused", "no such model"),
+        (crashed(1, ""), "Crashing", "exit code 1: see kubectl logs agent-1 -c agent --previous"),
+        (crashed(137, "", reason="OOMKilled"), "OutOfMemory", "raise resources.memory"),
+        (
+            crashed(78, "Error: hf://o/n: access is restricted", name="fetch-model"),
+            "ModelUnavailable",
+            "hf://o/n: access is restricted",
+        ),
+        (
+            pod(
+                containerStatuses=[
+                    {
+                        "name": "agent",
+                        "ready": False,
+                        "state": {
+                            "waiting": {
+                                "reason": "CreateContainerConfigError",
+                                "message": 'secret "hub" not found',
+                            }
+                        },
+                    }
+                ]
+            ),
+            "CreateContainerConfigError",
+            'secret "hub" not found',
+        ),
+        (
+            pod(
+                conditions=[
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                    }
+                ]
+            ),
+            "Unschedulable",
+            "3 Insufficient nvidia.com/gpu",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_pod_is_said_in_its_words(
+    broken: Object, reason: str, words: str
+) -> None:
+    problem = pod_problem(broken)
+    assert problem is not None
+    assert problem.reason == reason
+    assert words in problem.message
+    # With no other replica the service is not ready for that reason, ...
+    _, found = status_of(broken, agents=deployment(ready=0))
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", reason)
+    assert words in found["Ready"].message
+    # ... and else it serves, and says so all the same.
+    _, found = status_of(broken)
+    assert (found["Ready"].status, found["Ready"].reason) == ("True", "Degraded")
+    assert words in found["Ready"].message
+
+
+def test_a_pod_that_waits_is_explained_by_its_events() -> None:
+    waiting = pod(phase="Pending")
+    assert pod_problem(waiting) is None
+    problem = pod_problem(waiting, ["old", 'secret "tenants" not found'])
+    assert problem == Problem("CannotStart", 'pod agent-1: secret "tenants" not found')
+
+
+def test_pods_that_are_ready_or_go_are_no_problem() -> None:
+    ready = crashed(1, "before it recovered")
+    ready["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    going = crashed(1, "")
+    going["metadata"]["deletionTimestamp"] = NOW
+    _, found = status_of(ready, going)
+    assert found["Degraded"].status == "False"
+
+
+def test_refusals_are_told_and_the_spec_is_not_valid() -> None:
+    _, found = status_of(refusals=["Deployment a: quota exceeded"])
+    assert (found["Valid"].status, found["Degraded"].status) == ("False", "True")
+    assert "quota exceeded" in found["Ready"].message
+    assert found["Ready"].status == "True", "what was there before still serves"
+
+
+def test_a_transition_has_the_time_of_the_change_alone() -> None:
+    first, _ = status_of(agents=deployment(ready=0))
+    _, same = status_of(agents=deployment(ready=0), previous=first.conditions, now=LATER)
+    assert same["Ready"].last_transition_time == NOW
+    _, other = status_of(previous=first.conditions, now=LATER)
+    assert other["Ready"].last_transition_time == LATER
+    assert other["Valid"].last_transition_time == NOW
+
+
+def test_an_invalid_spec_leaves_what_was_said_of_the_replicas() -> None:
+    before, _ = status_of()
+    after = invalid_status(before, 8, "spec.old: there is no such field", LATER)
+    found = {condition.type: condition for condition in after.conditions}
+    assert (found["Valid"].reason, found["Ready"].status) == ("InvalidSpec", "True")
+    assert (after.observed_generation, after.ready_replicas) == (8, 1)
