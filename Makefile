@@ -34,9 +34,10 @@ format: install ## Let ruff format the code
 bench: install ## Measure the host's own cost with the simulated runner, and the start-up
 	@$(BIN)/pagelet bench host $(ARGS)
 
-crds: install ## Write the CRD, and the chart's copy of it, from protocol/inference_service
+crds: install ## Write the CRD, the chart's copy of it and its reference, from protocol/inference_service
 	@$(BIN)/python -m pagelet.protocol.inference_service.crd \
 	  crds/inferenceservices.yaml charts/pagelet/files/inferenceservices.yaml
+	@$(BIN)/python -m pagelet.protocol.inference_service.reference docs/inference-service.md
 
 requirements: install ## Pin the dependencies of pyproject.toml again
 	@scripts/compile_requirements.sh

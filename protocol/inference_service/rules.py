@@ -79,7 +79,7 @@ class Rule(Generic[P]):
 
     def plain_message(self) -> str:
         """The message where no expression can be evaluated."""
-        return re.sub(r"\{(\w+)\}", r"\1", self.message)
+        return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), self.message)
 
 
 def violations(service: InferenceService) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -107,10 +107,10 @@ def _violations(
 NAME_RULE: Final = (
     f"self.metadata.name.matches('{_NAME}') && size(self.metadata.name) <= {MOST_NAME_LENGTH}"
 )
-NAME_MESSAGE: Final = (
-    f"is not a name for Services: at most {MOST_NAME_LENGTH} small letters, digits and -, "
-    "beginning with a letter"
+NAME_FORM: Final = (
+    f"at most {MOST_NAME_LENGTH} small letters, digits and -, beginning with a letter"
 )
+NAME_MESSAGE: Final = f"is not a name for Services: {NAME_FORM}"
 
 
 def _few_bytes(quantity: Quantity | None) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from pagelet.protocol.inference_service.crd import custom_resource_definition, to_yaml
 from pagelet.protocol.inference_service.load import read_service
+from pagelet.protocol.inference_service.reference import to_markdown
 from pagelet.protocol.inference_service.rules import RULES
 
 ROOT = Path(__file__).parents[3]
@@ -19,6 +20,10 @@ ROOT = Path(__file__).parents[3]
 )
 def test_the_committed_definition_is_up_to_date(path: str) -> None:
     assert (ROOT / path).read_text() == to_yaml(), "run: make crds"
+
+
+def test_the_committed_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs/inference-service.md").read_text() == to_markdown(), "run: make crds"
 
 
 def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
