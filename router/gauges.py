@@ -3,6 +3,7 @@
 import time
 
 from pagelet.router.metrics import PoolView, ServerView
+from pagelet.router.models import UNNAMED
 from pagelet.router.replicas.pool import ReplicaPool
 from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE
 from pagelet.router.state import RouterState
@@ -10,9 +11,11 @@ from pagelet.router.state import RouterState
 
 def refresh(state: RouterState) -> None:
     """Brings the gauges of `state.metrics` up to date."""
-    state.metrics.set_pools(
-        view_pool(state.models.label(ref.route), pool) for ref, pool in state.pools.items()
-    )
+    views = [view_pool(state.models.label(ref.route), pool) for ref, pool in state.pools.items()]
+    for view in views:
+        if view.model != UNNAMED:
+            state.metrics.add_model(view.model)
+    state.metrics.set_pools(views)
     state.metrics.set_server(
         ServerView(
             draining=state.draining,

@@ -128,7 +128,7 @@ class RouterMetrics:
         self._process = ProcessMetrics()
 
     def add_model(self, model: str) -> None:
-        """Shows a model that was not asked for yet."""
+        """Shows a model, also if it was not asked for yet."""
         label = self._models(model)
         for metric in names.REQUEST_METRICS:
             if metric.labels == ("model",):

@@ -92,7 +92,7 @@ def read_key_files(paths: Iterable[Path], *, folder: bool) -> list[TenantEntry]:
         try:
             for entry in _read(path, folder):
                 _add(entry, tenants, owners)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise KeyFileError(f"{path}: {error}") from error
     return list(tenants.values())
 

@@ -94,9 +94,9 @@ class Grant:
 
     def reserve(
         self, answers: int, prompt_tokens: int, max_tokens: int | None, now: float | None = None
-    ) -> float:
-        """Takes `answers` in flight and the tokens that they are thought to read and write, which
-        are returned. Raises 429, and then takes nothing."""
+    ) -> None:
+        """Takes `answers` in flight and the tokens that they are thought to read and write. Raises
+        429, and then takes nothing."""
         now = time.monotonic() if now is None else now
         each = self._limiter.mean_answer(self._tenant.name) if max_tokens is None else max_tokens
         tokens = prompt_tokens + answers * each
@@ -115,7 +115,6 @@ class Grant:
             raise self._concurrency_error(most_answers, in_flight, answers)
         if refused and most_tokens is not None:
             raise self._rate_error("tokens", most_tokens, used, tokens)
-        return tokens
 
     def settle(self, prompt_tokens: int, generated_tokens: int, now: float | None = None) -> None:
         """The answers are over, and this is what was really read and written in all of them, in

@@ -63,6 +63,7 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
         assert httpx.get(f"{gate.url}/ready").status_code == 503
         for name in ("waiting_requests", "held_requests", "backlog_seconds", "capacity_answers"):
             assert gauge(gate, name) == 0
+        assert metrics(gate)['pagelet_router_retries_total{model="sim"}'] == 0
         with client(gate) as asking:
             assert [model.id for model in asking.models.list()] == [MODEL]
         held = [threads.submit(ask, gate) for _ in range(2)]
