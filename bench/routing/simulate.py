@@ -9,11 +9,13 @@ import functools
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pagelet.bench.routing.replica import Hardware, Progress, SimulatedReplica
 from pagelet.bench.routing.traces import Item
+from pagelet.engine.core.kv_publisher import REPLAY_BATCHES
 from pagelet.protocol.block_hash import hash_block, hash_blocks
 from pagelet.protocol.kv_events import BlockStored, KVEvent, KVEventBatch
 from pagelet.router.routing.fleet import Fleet, Ticket
@@ -38,7 +40,8 @@ class Conditions:
     slow_replicas: int = 0
     """So many replicas take three times as long for every step."""
     restarts: int = 0
-    """So often the routers are replaced by new ones that know nothing (and get no replay)."""
+    """So often the routers are replaced by new ones that know nothing; if replicas send events,
+    they get the last ones again, as by replay."""
     forged_claims: int = 0
     """So many replicas are said by forged events to hold every prompt, before it comes."""
 
@@ -153,6 +156,9 @@ class _Simulation:
             )
             for number in range(num_replicas)
         ]
+        self._kept_events: list[deque[list[KVEvent]]] = [
+            deque(maxlen=REPLAY_BATCHES) for _ in range(num_replicas)
+        ]
         self._make_router = make_router
         self._routers = self._new_routers()
         self._block_size = hardware.block_size
@@ -190,6 +196,10 @@ class _Simulation:
     def _restart_routers(self) -> None:
         self._routers = self._new_routers()
         self._tickets.clear()
+        for number, kept in enumerate(self._kept_events):
+            for events in kept:
+                for router in self._routers:
+                    router.on_events(number, events, self._now)
 
     def _arrive(self, item: Item) -> None:
         key = len(self._outcomes)
@@ -235,6 +245,7 @@ class _Simulation:
         for entry in progress:
             self._advance(entry)
         if events and self._conditions.events:
+            self._kept_events[number].append(events)
             for router in self._routers:
                 if self._rng.random() >= self._conditions.events_lost:
                     self._at(

@@ -1,5 +1,6 @@
 """The replicas of one pool as a router knows them, and the choice among them."""
 
+import math
 import random
 import statistics
 from collections import OrderedDict
@@ -10,7 +11,7 @@ from pagelet.protocol.kv_events import AllBlocksCleared, BlockStored, KVEventBat
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import RoutingOptions
 from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE, InFlight, ReplicaEstimator
-from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, OwnDecisions
+from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, KEEP_SECONDS, OwnDecisions
 from pagelet.router.routing.policies.registry import make_policy
 from pagelet.router.routing.prefix_index import PrefixIndex
 from pagelet.router.routing.ring import HashRing
@@ -19,6 +20,11 @@ from pagelet.router.routing.types import Candidate, Decision, RouteRequest
 
 _TRUST_WEIGHT = 0.1
 """Of the newest answer in a replica's trust."""
+_DISTRUST = 4.0
+"""How fast credit falls with trust: below three quarters nothing is left."""
+_LEAST_TRUST = 0.8
+"""Below that a replica's events are ignored for `_IGNORED_SECONDS`."""
+_IGNORED_SECONDS = 60.0
 _SHORTFALLS = 3
 """So often in a row a replica may hit less of a prefix than the index says before the index is
 taken to be wrong."""
@@ -52,11 +58,19 @@ class _Replica:
         self.own = OwnDecisions(index, replica_id)
         self.members = [replica_id]
         self.sends_events = False
+        self.ignore_events_until = -math.inf
         self.window_groups: set[int | None] = set()
         """KV groups of sliding-window layers: their blocks come and go by other rules, and the
         same hash stands for a block of full attention too."""
         self.trust = 1.0
         self.shortfalls: OrderedDict[bytes, int] = OrderedDict()
+
+    @property
+    def credit(self) -> float:
+        """Share of its predicted hits that a choice counts on: less than the mean that came true,
+        since a replica is chosen where it is thought to hold more than the others, and so most
+        often where that is wrong."""
+        return max(0.0, 1.0 - _DISTRUST * (1.0 - self.trust))
 
 
 class Ticket:
@@ -98,7 +112,7 @@ class Ticket:
         prefilled = not self._in_flight.prefilling
         self._replica.estimator.end(self._in_flight, now)
         self._fleet._learn(
-            self._replica, self._request, self._known, ok or prefilled, actual_hit_tokens
+            self._replica, self._request, self._known, now, ok or prefilled, actual_hit_tokens
         )
 
 
@@ -113,6 +127,8 @@ class Fleet:
         self._ring = HashRing()
         self._policy = make_policy(options, self._ring, random.Random(seed))
         self._replicas: dict[str, _Replica] = {}
+        self._now = -math.inf
+        """When a request was last routed."""
 
     @property
     def replica_ids(self) -> Collection[str]:
@@ -162,6 +178,7 @@ class Fleet:
         eligible: Collection[str],
     ) -> Decision | None:
         """The replica for a request; None if no known one is eligible and not excluded."""
+        self._now = now
         replicas = [
             replica
             for replica_id, replica in self._replicas.items()
@@ -193,7 +210,7 @@ class Fleet:
             if rate is None:
                 rate = usual_rate = usual_rate or self._usual_rate()
             wait = estimator.wait_seconds(now, rate)
-            prefill = (prompt - hit * replica.trust) / rate
+            prefill = (prompt - hit * replica.credit) / rate
             candidates.append(
                 Candidate(
                     replica.replica_id,
@@ -230,6 +247,7 @@ class Fleet:
         replica: _Replica,
         request: RouteRequest,
         known: int,
+        now: float,
         prefilled: bool,
         actual_hit_tokens: int | None,
     ) -> None:
@@ -247,6 +265,9 @@ class Fleet:
         if known:
             truth = min(1.0, actual / known)
             replica.trust += _TRUST_WEIGHT * (truth - replica.trust)
+            if replica.sends_events and replica.trust < _LEAST_TRUST:
+                self._ignore_events(replica, now + _IGNORED_SECONDS)
+                return
         if actual >= known:
             replica.shortfalls.pop(request.head, None)
             return
@@ -261,11 +282,18 @@ class Fleet:
         for member in replica.members:
             self._index.discard(member, wrong)
 
+    def _ignore_events(self, replica: _Replica, until: float) -> None:
+        """The events do not tell the truth: go by what was sent to the replica, for a while."""
+        self.reset(replica.replica_id)
+        replica.sends_events = False
+        replica.ignore_events_until = until
+        replica.own.keep_seconds = KEEP_SECONDS
+
     def apply_events(self, replica_id: str, batch: KVEventBatch) -> None:
         """Takes in what a replica's prefix cache gained and lost; from then on its events are the
-        truth about it."""
+        truth about it, unless its hits are far from what they said."""
         replica = self._replicas.get(replica_id)
-        if replica is None:
+        if replica is None or self._now < replica.ignore_events_until:
             return
         if not replica.sends_events:
             replica.sends_events = True

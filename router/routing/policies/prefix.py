@@ -6,9 +6,10 @@ those who come after, and evicts what others want to hit. So a request stays wit
 holds most of it while others are a little shorter of work, and a prefix that is hotter than its
 holder can bear spreads, one replica at a time.
 
-Where no candidate holds more of a prompt than any other, its head decides on a hash ring: routers
-that know nothing of each other, or a router that just started, agree on a replica. The ring's
-choice is bounded, not by a count of requests, but by how much longer the request would wait.
+Where no candidate holds anything of a prompt, its head decides on a hash ring: routers that know
+nothing of each other, or a router that just started, agree on a replica. The ring's
+choice is bounded by the requests that a replica has and by how much longer this one would wait;
+the more seldom heads come again, the less the ring counts.
 """
 
 import math
@@ -17,30 +18,37 @@ from collections import OrderedDict
 from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.types import Candidate, RouteRequest
 
-WORK_WEIGHT = 2.0
-"""How often a request's own prefill time counts."""
+WORK_WEIGHT = 1.4
+"""How often a request's own prefill time counts. Found with `pagelet bench routing`: with less,
+conversations lose their caches to each other; with more, hot prefixes wait for their holders."""
 NEW_HEAD_SLACK = 0.1
-"""How much longer than elsewhere a prompt with a new head may wait at the ring's choice, in units
-of its own prefill time: who knows whether it ever comes again."""
-KNOWN_HEAD_SLACK = 1.0
-"""The same for a head that was seen before, and yet no replica is known to hold it: the index
-is not telling, and the ring is all that there is."""
+"""How much longer than elsewhere a prompt may wait at the ring's choice, in units of its own
+prefill time, if heads never come twice."""
+KNOWN_HEAD_SLACK = 2.0
+"""The same for a head that comes again, and yet no replica is known to hold it: the index is not
+telling, and the ring is all that there is."""
 _REMEMBERED_HEADS = 10_000
+_RECURRENCE_WEIGHT = 0.01
+"""Of the newest request in the share of heads that come again."""
 
 
 class Prefix:
     """Least expected time to first token, own work weighed."""
 
-    def __init__(self, ring: HashRing, stay_seconds: float) -> None:
+    def __init__(self, ring: HashRing, stay_seconds: float, bounded_load: float) -> None:
         self._ring = ring
         self._stay_seconds = stay_seconds
+        self._bounded_load = bounded_load
         self._heads: OrderedDict[bytes, None] = OrderedDict()
+        self._recurrence = 1.0
+        """Share of requests whose head was seen before; a router that just started assumes that
+        others saw them."""
 
     def choose(self, request: RouteRequest, candidates: list[Candidate]) -> tuple[Candidate, str]:
         """The best candidate of those that keep the bound of `stay_seconds`."""
         seen = self._see(request.head)
         least_ttft = math.inf
-        most, least = 0, request.num_prompt_tokens
+        most = 0
         for c in candidates:
             wait, ttft, hit = c.wait_seconds, c.ttft_seconds, c.hit_tokens
             c.score = wait + WORK_WEIGHT * (ttft - wait)
@@ -48,9 +56,7 @@ class Prefix:
                 least_ttft = ttft
             if hit > most:
                 most = hit
-            if hit < least:
-                least = hit
-        if most == least:
+        if not most:
             return self._by_ring(request, candidates, least_ttft, seen)
         chosen, bound = None, least_ttft + self._stay_seconds
         for c in candidates:
@@ -66,16 +72,22 @@ class Prefix:
     def _by_ring(
         self, request: RouteRequest, candidates: list[Candidate], least_ttft: float, seen: bool
     ) -> tuple[Candidate, str]:
+        """The first replica clockwise from the head that is not too busy, by the requests that it
+        has and by the time that it would take."""
+        recurrence = 1.0 if seen else self._recurrence
+        slack = NEW_HEAD_SLACK + (KNOWN_HEAD_SLACK - NEW_HEAD_SLACK) * recurrence
         by_id = {candidate.replica_id: candidate for candidate in candidates}
-        slack = KNOWN_HEAD_SLACK if seen else NEW_HEAD_SLACK
+        total = sum(candidate.load for candidate in candidates) + 1
+        most = math.ceil(self._bounded_load * total / len(candidates))
         for replica_id in self._ring.walk(request.head):
             candidate = by_id.get(replica_id)
-            if candidate is None:
+            if candidate is None or candidate.load + 1 > most:
                 continue
             work = candidate.ttft_seconds - candidate.wait_seconds
             if candidate.ttft_seconds <= least_ttft + slack * work:
-                return candidate, "hash of the head, no longer prefix anywhere"
-        raise AssertionError("a candidate is not on the ring")
+                return candidate, "hash of the head, its prefix is nowhere"
+        best = min(candidates, key=lambda candidate: candidate.ttft_seconds)
+        return best, "least time to first token, its prefix is nowhere"
 
     def _see(self, head: bytes) -> bool:
         """Whether the head was seen before; remembers it."""
@@ -85,4 +97,5 @@ class Prefix:
         heads.move_to_end(head)
         if len(heads) > _REMEMBERED_HEADS:
             heads.popitem(last=False)
+        self._recurrence += _RECURRENCE_WEIGHT * (seen - self._recurrence)
         return seen

@@ -29,7 +29,7 @@ class Policy(Protocol):
 Factory = Callable[[RoutingOptions, HashRing, random.Random], Policy]
 
 _FACTORIES: dict[PolicyName, Factory] = {
-    "prefix": lambda options, ring, _: Prefix(ring, options.stay_seconds),
+    "prefix": lambda options, ring, _: Prefix(ring, options.stay_seconds, options.bounded_load),
     "round_robin": lambda _options, _ring, _rng: RoundRobin(),
     "least_request": lambda _options, _ring, rng: LeastRequest(rng),
     "power_of_two": lambda _options, _ring, rng: PowerOfTwo(rng),
