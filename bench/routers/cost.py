@@ -70,7 +70,7 @@ def _latency(contender: Contender, router: Server, replicas: Replicas) -> list[F
     return [
         Figure(
             contender.title,
-            f"added to the first byte at {_RATE:.0f} requests/s, p{percent}",
+            f"first byte later, p{percent}",
             statistics.median(values) * 1e3,
             "ms",
             target,
@@ -93,7 +93,7 @@ def _requests(contender: Contender, router: Server, requests: int) -> list[Figur
         Figure(contender.title, "memory", last.resident_bytes / 2**20, "MiB", better="lower"),
         Figure(
             contender.title,
-            f"memory grown over {requests:,} requests",
+            "memory grown",
             grown / 2**20,
             "MiB",
             better="lower",
@@ -114,9 +114,7 @@ def _streams(contender: Contender, router: Server) -> list[Figure]:
     chunks = _count(result)
     return [
         _per("CPU a streamed chunk", contender, seconds / chunks, 1e6),
-        Figure(
-            contender.title, "streamed chunks a second of one core", chunks / seconds, "", 20_000
-        ),
+        Figure(contender.title, "streamed chunks/s of a core", chunks / seconds, "", 20_000),
     ]
 
 
