@@ -1,4 +1,8 @@
-"""The story of one request: what metrics, access log, spans and explanations are made from."""
+"""The story of one request: what metrics, access log, spans and explanations are made from.
+
+Thousands are remembered, each with every candidate of every choice. None can be part of a cycle, so
+they are kept out of the garbage collector's sight (`gc=False`), whose pauses would grow with them.
+"""
 
 import time
 
@@ -7,7 +11,7 @@ import msgspec
 from pagelet.router.routing.types import Decision
 
 
-class CandidateRecord(msgspec.Struct, kw_only=True):
+class CandidateRecord(msgspec.Struct, kw_only=True, gc=False):
     """`routing.types.Candidate` as it was."""
 
     replica_id: str
@@ -19,7 +23,7 @@ class CandidateRecord(msgspec.Struct, kw_only=True):
     note: str = ""
 
 
-class Attempt(msgspec.Struct, kw_only=True):
+class Attempt(msgspec.Struct, kw_only=True, gc=False):
     """One choice of a replica: the first, a retry, or the one that a stream goes on with."""
 
     at: float
@@ -33,7 +37,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     """`completed`, or what went wrong; None while it runs."""
 
 
-class Event(msgspec.Struct, kw_only=True):
+class Event(msgspec.Struct, kw_only=True, gc=False):
     """Something that happened, `at` seconds after the request came."""
 
     at: float
@@ -43,7 +47,7 @@ class Event(msgspec.Struct, kw_only=True):
     """Names and numbers, never text of prompts, answers or keys."""
 
 
-class RequestRecord(msgspec.Struct, kw_only=True):
+class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """One request. Whoever handles it fills in what they learn; times are in seconds."""
 
     request_id: str
