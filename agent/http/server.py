@@ -22,7 +22,7 @@ class Server:
         self.llm = llm
         self.settings = settings
         self.metrics = metrics
-        self.message_forms = MessageForms(llm.processor.prompts, settings.tool_call_parser)
+        self.message_forms = MessageForms(llm.prompts, settings.tool_call_parser)
         self.started = int(time.time())
         file = settings.api_key_file
         self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))

@@ -5,6 +5,7 @@ is worse than a 400. Annotations, and names that JSON Schema does not know, cons
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -47,10 +48,14 @@ _XGRAMMAR_KEYWORDS: Final = frozenset(
         *("minLength", "maxLength", "pattern"),
     }
 )
+_INTEGER_LIMITS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+"""xgrammar has them for integers only."""
 _LLGUIDANCE_KEYWORDS: Final = _XGRAMMAR_KEYWORDS | {
-    *("patternProperties", "prefixItems", "additionalItems", "oneOf", "allOf", "minimum"),
-    *("maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("patternProperties", "prefixItems", "additionalItems", "oneOf", "allOf", "multipleOf"),
+    *_INTEGER_LIMITS,
 }
+
+_NEGATED_QUOTES: Final = re.compile(r'\[\^[^\]]*("|\\\\)')
 
 Schema = dict[str, Any]
 
@@ -66,7 +71,17 @@ def json_schema_grammar(schema: Any, param: str) -> Grammar:
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{param} is not JSON: {error}", param) from error
     root = _Normaliser(param).normalise(schema)
-    return Grammar(_choose(root, param), "json_schema", json.dumps(root, ensure_ascii=False))
+    backend = _choose(root, param)
+    if backend == "llguidance" and any(map(_excludes_quotes, walk(root, param))):
+        root["x-guidance"] = {"json_allowed_escapes": "bfnrt"}
+    return Grammar(backend, "json_schema", json.dumps(root, ensure_ascii=False))
+
+
+def _excludes_quotes(schema: Schema) -> bool:
+    """Whether a pattern has a negated class with a quote or a backslash in it. llguidance would
+    take their escapes all the same, so the whole answer has to do without these two."""
+    patterns = [schema.get("pattern"), *schema.get("patternProperties", ())]
+    return any(isinstance(each, str) and _NEGATED_QUOTES.search(each) for each in patterns)
 
 
 class _Normaliser:
@@ -171,8 +186,9 @@ def _choose(root: Schema, param: str) -> GrammarBackend:
             needs_xgrammar = f"'{counted[0]}' beside properties that are not required"
         if node.get("format") in _XGRAMMAR_FORMATS:
             needs_xgrammar = f"the 'format' '{node['format']}'"
+        both = _XGRAMMAR_KEYWORDS | (_INTEGER_LIMITS if node.get("type") == "integer" else set())
         for name in node:
-            if name in _LLGUIDANCE_KEYWORDS - _XGRAMMAR_KEYWORDS:
+            if name in _LLGUIDANCE_KEYWORDS - both:
                 needs_llguidance = f"'{name}'"
         if node.get("format") in _LLGUIDANCE_FORMATS:
             needs_llguidance = f"the 'format' '{node['format']}'"

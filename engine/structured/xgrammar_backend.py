@@ -4,6 +4,7 @@ Schema that llguidance lacks.
 Its import brings transformers with it and takes seconds, so only what needs it imports this module.
 """
 
+import functools
 import re
 from typing import Self
 
@@ -23,10 +24,23 @@ class XGrammarBackend:
     """Implements `Backend`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        special = frozenset(vocabulary.special_ids)
+        self._vocabulary = vocabulary
+        self._compiler = self._make_compiler(set())
+
+    @functools.cached_property
+    def _json_compiler(self) -> xgrammar.GrammarCompiler:
+        """Without the tokens of control characters, which xgrammar lets into strings of bounded
+        length though JSON has them only escaped."""
+        controls = frozenset(range(0x20)) - {0x0A}
+        tokens = enumerate(self._vocabulary.tokens)
+        return self._make_compiler({i for i, token in tokens if not controls.isdisjoint(token)})
+
+    def _make_compiler(self, left_out: set[int]) -> xgrammar.GrammarCompiler:
+        vocabulary = self._vocabulary
+        hidden = left_out.union(vocabulary.special_ids)
         # A token without bytes is never text.
-        tokens = [b"" if i in special else token for i, token in enumerate(vocabulary.tokens)]
-        self._compiler = xgrammar.GrammarCompiler(
+        tokens = [b"" if i in hidden else token for i, token in enumerate(vocabulary.tokens)]
+        return xgrammar.GrammarCompiler(
             xgrammar.TokenizerInfo(
                 tokens,
                 vocab_type=xgrammar.VocabType.RAW,
@@ -42,7 +56,7 @@ class XGrammarBackend:
         try:
             match grammar.kind:
                 case "json_schema":
-                    compiled = self._compiler.compile_json_schema(
+                    compiled = self._json_compiler.compile_json_schema(
                         grammar.source, max_whitespace_cnt=_MAX_WHITESPACE, strict_mode=False
                     )
                 case "ebnf":

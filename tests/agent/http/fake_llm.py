@@ -65,7 +65,9 @@ class FakeLLM:
         self.config = SimpleNamespace(vocab_size=0x110000 + 10)
         self.tokenizer = CharTokenizer()
         self.processor = SimpleNamespace(default_sampling={"temperature": 0.5})
-        self.prompts = SimpleNamespace(check_token_ids=self._check_token_ids)
+        self.prompts = SimpleNamespace(
+            check_token_ids=self._check_token_ids, tokenizer=self.tokenizer, chat_template=None
+        )
         self.max_model_len = 1000
         self.is_ready = True
         self.health = None

@@ -1,0 +1,146 @@
+"""Random answers under a grammar: what any model at any temperature could write."""
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from pagelet.engine.structured.compile import mask_words
+from pagelet.engine.structured.json_schema import json_schema_grammar
+from pagelet.engine.structured.requested import RequestedGrammar
+from pagelet.protocol.errors import InvalidRequest
+from support.schemas import load_schemas
+
+SCHEMAS = load_schemas()
+MOST_TOKENS = 600
+# No grammar knows leap years: dates are checked by their digits alone.
+FORMATS = jsonschema.FormatChecker(("email", "ipv4", "ipv6", "uuid"))
+
+
+def random_answer(compiler, matcher, rng):
+    """The text of a random walk; None if it does not end. Tokens that begin with a mark of JSON are
+    preferred at times, as few would end a string otherwise."""
+    vocabulary = compiler.vocabulary
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
+    ends = set(vocabulary.eos_token_ids)
+    text = b""
+    for _ in range(MOST_TOKENS):
+        assert matcher.fill(row), matcher.error
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size]
+        allowed = np.flatnonzero(bits).tolist()
+        if ends.intersection(allowed) and (rng.random() < 0.4 or set(allowed) <= ends):
+            return text.decode()
+        allowed = [token_id for token_id in allowed if token_id not in ends]
+        marks = [i for i in allowed if vocabulary.tokens[i][:1] in b'",]}']
+        token_id = rng.choice(marks if marks and rng.random() < 0.4 else allowed)
+        assert matcher.accept(token_id), matcher.error
+        text += vocabulary.tokens[token_id]
+        if matcher.finished:
+            return text.decode()
+    return None
+
+
+def test_there_are_a_hundred():
+    assert len(SCHEMAS) == 100
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_answer_validates(compiler, name):
+    schema = SCHEMAS[name]
+    matcher = compiler.compile(json_schema_grammar(schema, "response_format"))
+    draft = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    validator = draft(schema, format_checker=FORMATS)
+    rng = random.Random(name)
+    answers = [random_answer(compiler, matcher.fork(), rng) for _ in range(6)]
+    finished = [answer for answer in answers if answer is not None]
+    assert finished, "no answer ended"
+    for answer in finished:
+        validator.validate(json.loads(answer))
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"not": {"type": "integer"}}, "'not'"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems'"),
+        ({"type": "object", "properties": {"a": {"if": {}, "then": {}}}}, "'if'"),
+        ({"anyOf": [{"type": "array", "contains": {}}]}, "'contains'"),
+        ({"type": "object", "propertyNames": {"pattern": "a"}}, "'propertyNames'"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
+        ({"$defs": {"a": {"unevaluatedProperties": False}}}, "'unevaluatedProperties'"),
+        ({"items": {"$dynamicRef": "#a"}}, r"'\$dynamicRef'"),
+        ({"type": "string", "format": "color"}, "'color'"),
+        (
+            {"type": "object", "properties": {"a": {"multipleOf": 2}}, "minProperties": 1},
+            "'minProperties'.*'multipleOf'",
+        ),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(schema, named):
+    with pytest.raises(InvalidRequest, match=named) as refused:
+        json_schema_grammar(schema, "response_format")
+    assert refused.value.code == "unsupported_keyword"
+    assert refused.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    "schema", [3, "[1]", "{", {"properties": {"a": 1}}, "[" * 5000, {"items": "x"}]
+)
+def test_what_is_no_schema(schema):
+    with pytest.raises(InvalidRequest):
+        json_schema_grammar(schema, "guided_json")
+
+
+def test_depth_is_bounded():
+    schema = {}
+    for _ in range(80):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest, match="levels deep"):
+        json_schema_grammar(schema, "guided_json")
+
+
+def test_white_space_is_bounded(compiler):
+    matcher = compiler.compile(json_schema_grammar({"type": "object"}, "guided_json"))
+    for text in ("{   ", "{\n\n", "{" + "\n" + " " * 30):
+        fork = matcher.fork()
+        assert not all(fork.accept(id) for id in compiler.vocabulary.encode(text)), text
+
+
+@pytest.mark.parametrize(
+    ("requested", "good", "bad"),
+    [
+        ({"regex": r"\d{3}-[a-z]{2}"}, ["123-ab"], ["12-ab", "123-abc"]),
+        ({"choice": ["yes", "no", 'a "b"\n']}, ["yes", "no", 'a "b"\n'], ["y", "maybe"]),
+        ({"grammar": 'root ::= "x" [0-9]+ ("," root)?'}, ["x1", "x12,x3"], ["x", "1"]),
+        ({"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]{1,2}/'}, ["x1", "x12"], ["x", "x123"]),
+        ({"json_object": True}, ["{}", '{"a": [1]}'], ["[]", "1"]),
+        (
+            {
+                "structural_tag": {
+                    "type": "structural_tag",
+                    "format": {
+                        "type": "tag",
+                        "begin": "<f>",
+                        "content": {"type": "json_schema", "json_schema": {"type": "boolean"}},
+                        "end": "</f>",
+                    },
+                }
+            },
+            ["<f>true</f>"],
+            ["true", "<f>1</f>"],
+        ),
+    ],
+)
+def test_other_grammars(compiler, requested, good, bad):
+    matcher = compiler.compile(RequestedGrammar(param="structured_outputs", **requested).build())
+    end = compiler.vocabulary.eos_token_ids[0]
+
+    def matches(text):
+        fork = matcher.fork()
+        accepted = all(fork.accept(id) for id in compiler.vocabulary.encode(text))
+        return accepted and (fork.finished or fork.accept(end))
+
+    assert all(matches(text) for text in good)
+    assert not any(matches(text) for text in bad)
