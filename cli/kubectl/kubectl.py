@@ -1,0 +1,64 @@
+"""The cluster, through the kubectl of whoever runs this."""
+
+import contextlib
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+_FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+
+
+class KubectlFailed(Exception):
+    """kubectl's own words."""
+
+
+class Target:
+    """A namespace of a cluster; None is what kubectl is set to."""
+
+    def __init__(self, namespace: str | None, context: str | None) -> None:
+        self._flags = [] if namespace is None else [f"--namespace={namespace}"]
+        self._flags += [] if context is None else [f"--context={context}"]
+
+    def command(self, arguments: list[str]) -> list[str]:
+        """A kubectl command line. Flags stand before `--`, behind which is another program's."""
+        return ["kubectl", arguments[0], *self._flags, *arguments[1:]]
+
+    def get(self, kind: str, name: str | None = None, *, selector: str | None = None) -> Any:
+        """One object, or a list of them. Raises KubectlFailed."""
+        arguments = ["get", kind, *([name] if name else []), "--output=json"]
+        if selector is not None:
+            arguments.append(f"--selector={selector}")
+        result = subprocess.run(
+            self.command(arguments), check=False, capture_output=True, text=True
+        )
+        if result.returncode:
+            raise KubectlFailed(_words(result.stderr))
+        return json.loads(result.stdout)
+
+    def run(self, arguments: list[str]) -> int:
+        """Runs kubectl on this terminal; its exit code."""
+        return subprocess.run(self.command(arguments), check=False).returncode
+
+
+@contextlib.contextmanager
+def forwarded(target: Target, what: str, port: int) -> Iterator[int]:
+    """A local port that leads to a port of a pod or Service while the block runs. Raises
+    KubectlFailed."""
+    command = target.command(["port-forward", what, f":{port}", "--address=127.0.0.1"])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        found = _FORWARDING.match(process.stdout.readline())
+        if found is None:
+            raise KubectlFailed(_words(process.stderr.read()))
+        yield int(found[1])
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _words(stderr: str) -> str:
+    return re.sub(r"^(error: |Error from server \(\w+\): )", "", stderr.strip())
