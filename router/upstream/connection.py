@@ -5,6 +5,7 @@ must pass on the events of hundreds of streams.
 """
 
 import asyncio
+import contextlib
 import socket
 from typing import Protocol, cast
 
@@ -107,7 +108,8 @@ class Connection(asyncio.Protocol):
             return
         self._begun = True
         try:
-            self._parser.feed_data(data)
+            with contextlib.suppress(httptools.HttpParserCallbackError):  # a second answer
+                self._parser.feed_data(data)
             self._deliver(self._receiver)
         except httptools.HttpParserError as error:
             self._finish(MalformedAnswer(f"{error} in {data[:100]!r}", begun=True))
@@ -125,6 +127,11 @@ class Connection(asyncio.Protocol):
 
     # Called by the parser.
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # a second answer to one request: none of it can be trusted
+            self._open = False
+            raise ValueError("two answers")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
@@ -134,9 +141,6 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            return
-        if self._status:
-            self._open = False  # a second answer to one request: none of it can be trusted
             return
         self._status, self._head_is_new = status, True
         if status in (204, 304):

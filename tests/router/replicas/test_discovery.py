@@ -1,0 +1,57 @@
+"""A file of replicas is followed through changes, faults and its own absence."""
+
+import asyncio
+import json
+
+import pytest
+
+from pagelet.protocol.router import Pool
+from pagelet.router.replicas.discovery import Endpoint, FileDiscovery, StaticDiscovery
+from pagelet.router.state import discoveries_of
+
+A, B = Endpoint("a", "http://127.0.0.1:1"), Endpoint("b", "http://127.0.0.1:2")
+
+
+def write(path, *endpoints) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([{"id": each.id, "url": each.url} for each in endpoints]))
+    new.rename(path)
+
+
+async def test_a_fixed_list_is_told_once_without_doubles() -> None:
+    found = [
+        each async for each in StaticDiscovery(["http://h:1", "http://h:2", "http://h:1"]).watch()
+    ]
+    assert found == [[Endpoint("http://h:1", "http://h:1"), Endpoint("http://h:2", "http://h:2")]]
+
+
+async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
+    path = tmp_path / "replicas.json"
+    sets = FileDiscovery(path).watch()
+
+    async def following():
+        return await asyncio.wait_for(anext(sets), 10)
+
+    first = asyncio.create_task(following())
+    await asyncio.sleep(0.3)
+    write(path, A)
+    assert await first == [A]
+    changed = asyncio.create_task(following())
+    for bad in ("[{", '[{"id": "a"}]', json.dumps([{"id": "a", "url": "u"}] * 2)):
+        path.write_text(bad)
+        await asyncio.sleep(0.3)
+        assert not changed.done()
+    path.unlink()
+    await asyncio.sleep(0.3)
+    write(path, B, A)
+    assert await changed == [B, A]
+    assert caplog.text.count("waiting for a good one") == 5
+    emptied = asyncio.create_task(following())
+    write(path)
+    assert await emptied == []
+    await sets.aclose()
+
+
+def test_a_pool_without_a_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="'default'"):
+        discoveries_of(Pool())
