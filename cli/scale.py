@@ -23,4 +23,4 @@ def scale(
     state = state_at(state_dir)
     with failing():
         client.scale(state, name, replicas)
-        client.wait_settled(state, typer.echo)
+        client.wait_settled(state, typer.echo, pool=name)

@@ -8,9 +8,11 @@ from pagelet.local import control
 from pagelet.local.control import Call, ControlError
 from pagelet.local.rollout import Phase
 from pagelet.local.state_dir import Owner, StateDir
-from pagelet.local.status import Status
+from pagelet.local.status import ServerStatus, Status
 
 _POLL_SECONDS = 0.2
+_PATIENCE = 3
+"""Restarts of a server that are waited for."""
 
 
 class NothingRuns(Exception):
@@ -52,22 +54,28 @@ def stop(state: StateDir, *, at_once: bool) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def wait_settled(state: StateDir, say: Callable[[str], None]) -> Status:
-    """Waits until all is as the file wants it, and tells each step.
+def wait_settled(state: StateDir, say: Callable[[str], None], pool: str | None = None) -> Status:
+    """Waits until all, or one pool, is as it is wanted, and tells each step.
 
-    Raises `ControlError` if a server fails that will not get up by waiting for it, or if the
-    supervisor ends.
+    Raises `ControlError` if something does not get up, or if the supervisor ends.
     """
     phases: dict[str, Phase] = {}
     while True:
         now = status(state)
-        for pool in now.pools:
-            for replica in pool.replicas:
-                if phases.get(replica.id) != replica.phase:
-                    phases[replica.id] = replica.phase
-                    say(f"{replica.id}: {replica.phase}")
-        if now.is_settled:
+        watched = [found for found in now.pools if pool in (None, found.name)]
+        for replica in [replica for found in watched for replica in found.replicas]:
+            if phases.get(replica.id) != replica.phase:
+                phases[replica.id] = replica.phase
+                say(f"{replica.id}: {replica.phase}")
+        if now.router.phase is Phase.READY and all(found.is_settled for found in watched):
             return now
-        if now.failures:
-            raise ControlError("\n".join(now.failures))
+        servers = [now.router, *(replica for found in watched for replica in found.replicas)]
+        if hopeless := [s for s in servers if _is_hopeless(s)]:
+            raise ControlError("\n".join(f"{server.id}: {server.reason}" for server in hopeless))
         time.sleep(_POLL_SECONDS)
+
+
+def _is_hopeless(server: ServerStatus) -> bool:
+    """Whether it keeps failing, or says that it cannot work."""
+    crashes = server.phase is Phase.BACKING_OFF and server.restarts >= _PATIENCE
+    return server.phase is Phase.FAILED or crashes

