@@ -8,14 +8,16 @@ import httpx
 import openai
 import pytest
 
+from pagelet.protocol.api_keys import key_digest, new_key
+from pagelet.router.tenants.key_file import digest_entry
 from support.fleet import MODEL, client, metrics, replica, router, running
 from support.processes import wait_for
 
 POOL = '{model="sim",pool="default"}'
 
 
-def ask(server, **fields):
-    with client(server) as asking:
+def ask(server, key="none", **fields):
+    with client(server, key) as asking:
         return asking.chat.completions.with_raw_response.create(
             model=MODEL,
             messages=[{"role": "user", "content": "Count to three."}],
@@ -132,6 +134,31 @@ def test_a_client_that_goes_away_pays_for_what_it_got(tmp_path, backend):
         assert used() < LONG["max_tokens"] / 2
         generated = 'pagelet_router_generated_tokens_total{model="sim",tenant="anonymous"}'
         assert metrics(gate)[generated] > 15
+
+
+def test_a_flood_of_one_tenant_delays_another_by_little(tmp_path, backend):
+    keys, file = {name: new_key() for name in ("flood", "other")}, tmp_path / "keys.json"
+    entries = {name: [{"hash": digest_entry(key_digest(key))}] for name, key in keys.items()}
+    tenants = [{"name": name, "keys": entry} for name, entry in entries.items()]
+    file.write_text(json.dumps({"tenants": tenants}))
+    config = {
+        "models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}],
+        "proxy": {"max_in_flight": 1},
+        "api_keys_file": str(file),
+    }
+
+    def answered():
+        done = 'pagelet_router_requests_total{model="sim",tenant="flood",code="200"}'
+        return metrics(gate).get(done, 0)
+
+    with running(router(tmp_path / "log", config)) as gate, ThreadPoolExecutor(20) as threads:
+        length = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+        flood = [threads.submit(ask, gate, keys["flood"], **length) for _ in range(14)]
+        wait_for(lambda: gauge(gate, "waiting_requests") == 13 - answered(), 30)
+        before = answered()
+        ask(gate, keys["other"], **length)
+        assert answered() - before <= 4, "it had to wait for all that came before it"
+        assert all(request.result().status_code == 200 for request in flood)
 
 
 def test_no_replica_is_given_more_than_its_bound_and_a_drain_takes_no_places(tmp_path, backend):
