@@ -1,4 +1,5 @@
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pagelet.protocol import router_metrics as names
 from pagelet.protocol.exposition import Family, Histogram, Scalar, render
@@ -49,6 +50,18 @@ def test_every_family_is_described_once_and_a_name_has_one_kind():
     assert {metric.name for metric in every} <= set(described)
     assert all((metric.kind == "counter") == metric.name.endswith("_total") for metric in every)
     assert {metric.name for metric in every} >= names.SAME_IN_ALL_WORKERS
+
+
+def test_prometheus_reads_the_text_of_one_worker_and_of_several():
+    metrics = RouterMetrics()
+    metrics.add_model('odd "name"\\\n')
+    metrics.set_pools([PoolView("m", "p")])
+    text = metrics.render()
+    read = [list(text_string_to_metric_families(t.decode())) for t in (text, merge([text, text]))]
+    one, several = ({family.name: family.type for family in families} for families in read)
+    assert one == several
+    assert one["pagelet_router_waiting_requests"] == "gauge"
+    assert one["pagelet_router_retries"] == "counter"
 
 
 def test_a_finished_request_is_counted():
