@@ -115,7 +115,9 @@ class RouterApp:
         self, state: RouterState, exchange: Exchange, record: RequestRecord, trace: TraceContext
     ) -> None:
         path = exchange.path
-        tenant = state.tenants.identify(exchange.header(b"authorization"))
+        tenant = state.tenants.identify(
+            exchange.header(b"authorization"), exchange.header(b"x-api-key")
+        )
         record.tenant = tenant.name
         if state.draining:
             raise ApiError(

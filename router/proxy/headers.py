@@ -14,7 +14,14 @@ _HOP_BY_HOP: Final = frozenset(
 _FROM_CLIENTS: Final = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect"),
     # The router's own: what it has found out, its key, and bodies that it can read.
-    *(b"authorization", b"x-request-id", b"traceparent", b"tracestate", b"accept-encoding"),
+    *(
+        b"authorization",
+        b"x-api-key",
+        b"x-request-id",
+        b"traceparent",
+        b"tracestate",
+        b"accept-encoding",
+    ),
 }
 _FROM_REPLICAS: Final = _HOP_BY_HOP | {
     *(b"content-length", b"date", b"server", b"x-request-id", b"x-pagelet-replica"),

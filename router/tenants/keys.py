@@ -46,11 +46,12 @@ class TenantDirectory:
         """Whether requests need a key."""
         return self._watched is not None
 
-    def identify(self, authorization: str | None) -> Tenant:
-        """The tenant of an `Authorization: Bearer KEY` header. Raises `ApiError` 401."""
+    def identify(self, authorization: str | None, api_key: str | None = None) -> Tenant:
+        """The tenant of a key in `Authorization: Bearer KEY`, or else in `x-api-key`, where clients
+        of Anthropic's API put it. Raises `ApiError` 401."""
         if self._watched is None:
             return self._anonymous
-        given = bearer_key(authorization)
+        given = bearer_key(authorization) or api_key
         if given is None:
             raise _unauthorized("You didn't provide an API key: send 'Authorization: Bearer KEY'.")
         digest = key_digest(given)

@@ -51,6 +51,15 @@ def test_each_key_of_a_tenant_is_the_tenant(tmp_path):
     assert found == ["acme", "acme", "umbrella", 401, 401, 401, 401, 401]
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it(tmp_path):
+    file = write(tmp_path / "keys.json", tenant("acme", "k1"), tenant("umbrella", "k2"))
+    directory = TenantDirectory(file, DEFAULTS)
+    assert directory.identify(None, "k1").name == "acme"
+    assert directory.identify("Bearer k2", "k1").name == "umbrella"
+    with pytest.raises(ApiError):
+        directory.identify("Bearer wrong", "k1")
+
+
 def test_a_refusal_has_openais_shape(tmp_path):
     directory = TenantDirectory(write(tmp_path / "keys.json", tenant("acme", "k")), DEFAULTS)
     for authorization in (None, "Bearer wrong-key"):
