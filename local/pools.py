@@ -17,6 +17,8 @@ from pagelet.local.wanted import PoolSpec, Wanted
 from pagelet.process.listener import reserve
 from pagelet.process.runtime_dir import RuntimeDir
 
+_KEPT_LOGS = 20
+"""Of a pool's replicas, those that have ended among them."""
 _NOTICE_SECONDS = 1.0
 """For the router to send a replica nothing more, and to carry its streams to others."""
 
@@ -100,6 +102,7 @@ class Pools:
             return False
         number = next(self._numbers.setdefault(spec.name, itertools.count(1)))
         name = f"{spec.name}-{number}"
+        self._state.remove_log(f"{spec.name}-{number - _KEPT_LOGS}")
         endpoint = f"ipc://{self._runtime.file(f'events-{next(self._endpoint_numbers)}')}"
         replica = Replica(
             name,

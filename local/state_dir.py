@@ -98,6 +98,11 @@ class StateDir:
         """A process's log."""
         return self.logs / f"{name}{SUFFIX}"
 
+    def remove_log(self, name: str) -> None:
+        """Removes a process's log, with what was rotated away."""
+        for path in self.logs.glob(f"{name}{SUFFIX}*"):
+            path.unlink(missing_ok=True)
+
     def log_paths(self) -> list[Path]:
         """All logs, by name; without those that were rotated away."""
         return sorted(self.logs.glob(f"*{SUFFIX}"))

@@ -198,6 +198,8 @@ class Supervisor:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _handle(self, call: Call) -> object:
+        if self._stop_began is not None and call.command in ("apply", "scale"):
+            raise ControlError("it is ending; start it again once it has ended")
         match call.command:
             case "apply":
                 self._apply()

@@ -72,6 +72,16 @@ def test_one_holds_a_state_directory_until_it_ends_however_it_ends(tmp_path: Pat
         assert state.owner() is None, "what a killed one left counts for nothing"
 
 
+def test_a_log_goes_with_what_was_rotated_away(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    for name in ("sim-1.log", "sim-1.log.1", "sim-10.log", "router.log"):
+        (state.logs / name).touch()
+    state.remove_log("sim-1")
+    assert [path.name for path in state.log_paths()] == ["router.log", "sim-10.log"]
+    assert len(list(state.logs.iterdir())) == 2
+
+
 def test_the_state_is_kept_where_the_user_keeps_such_things(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_one_starts_clean(
         up.signal(signal.SIGINT)
         wait_for(lambda: "draining" in up.said())
         next(stream)
+        assert "it is ending" in up.command("scale", "sim", "2", code=1)
         time.sleep(0.6)  # two at once are one wish
         up.signal(signal.SIGINT)
         assert up.wait_end() == 128 + signal.SIGINT
