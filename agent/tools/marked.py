@@ -64,7 +64,7 @@ class HermesParser:
         events: list[Event] = []
         if self._call is None:
             events += self._text.push(self._pending)
-        elif not self._call.begun:
+        elif not self._call.begun and not self._text.called:  # else a call that was cut off
             events += self._text.push(self._BEGIN + self._call.raw + self._pending)
         self._pending = ""
         return events + self._text.finish()

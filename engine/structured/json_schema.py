@@ -111,6 +111,8 @@ class _Normaliser:
             )
         result: Schema = {}
         for name, value in schema.items():
+            if name == "x-guidance":  # llguidance's options are not the client's to set
+                continue
             place = f"{path}/{name}"
             if name in _UNSUPPORTED:
                 if name == "uniqueItems" and value is False:

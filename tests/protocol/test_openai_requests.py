@@ -13,16 +13,8 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}
 
 NOT_SERVED = {
-    "tools": ([], [{"type": "function"}]),
-    "tool_choice": ("none", "required"),
     "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
-    "response_format": ({"type": "text"}, {"type": "json_object"}),
-    "structured_outputs": (None, {"choice": ["a"]}),
-    "guided_json": (None, {}),
-    "guided_regex": (None, "a"),
-    "guided_choice": (None, ["a"]),
-    "guided_grammar": (None, "root"),
     "no_stop_trim": (False, True),
     "return_hidden_states": (False, True),
     "separate_reasoning": (True, False),

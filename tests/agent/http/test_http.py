@@ -60,10 +60,10 @@ def metric(server, name):
             {
                 "method": "POST",
                 "url": PATH,
-                "json": CHAT | {"response_format": {"type": "json_object"}},
+                "json": CHAT | {"response_format": {"type": "json_schema"}},
             },
             400,
-            "response_format",
+            "response_format.json_schema",
         ),
         (
             {"method": "POST", "url": PATH, "json": CHAT | {"top_logprobs": 2}},

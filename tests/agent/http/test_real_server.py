@@ -235,7 +235,29 @@ FIELDS = {
     "cache_salt": texts,
     "priority": st.integers(0, 1),
     "request_id": texts,
-    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_schema"}]),
+    "response_format": st.sampled_from(
+        [{"type": "text"}, {"type": "json_schema"}, {"type": "json_object"}]
+    ),
+    "guided_regex": st.text(max_size=8),
+    "guided_json": st.recursive(
+        st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["type", "items", "anyOf", "properties", "enum", "$ref", "maximum"]),
+            inner | st.lists(inner, max_size=2),
+            max_size=3,
+        ),
+        max_leaves=6,
+    ),
+    "tool_choice": st.sampled_from(["auto", "none", "required", "x"]),
+    "tools": st.lists(
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": st.fixed_dictionaries({"name": st.sampled_from(["f", "g", "?"])}),
+            }
+        ),
+        max_size=2,
+    ),
     "tools": st.sampled_from([[], [{}]]),
     "user": texts,
     "suffix": st.sampled_from(["", "x"]),
