@@ -68,7 +68,8 @@ async def routing(config):
 
 @pytest.fixture
 def routed():
-    """Starts a router in front of replicas, which answer in turn."""
+    """Starts a router in front of replicas, which answer in turn. A value of `config` may be a
+    function of the replicas' URLs."""
 
     @contextlib.asynccontextmanager
     async def start(*replicas, wait=True, route=None, config=None, **proxy):
@@ -81,6 +82,7 @@ def routed():
                 proxy=ProxyOptions(**(QUICK | proxy)),
             )
             for name, value in (config or {}).items():
+                value = value(urls) if callable(value) else value
                 made = msgspec.structs.replace(made, **{name: value})
             async with routing(made) as (state, client):
                 routed = Routed(state, replicas, client)
