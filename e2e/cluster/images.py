@@ -26,6 +26,14 @@ PAGELET_IMAGES: Final = {
 }
 SECOND_AGENT_IMAGE: Final = "pagelet.dev/e2e/agent:2"
 """The same under another name, as if it were a newer one."""
+_CACHED_STAGES: Final = (
+    "tools",
+    "kernels",
+    "agent-packages",
+    "router-packages",
+    "operator-packages",
+)
+"""What takes minutes to build and changes seldom: it has names, so that pruning leaves it alone."""
 _STORE: Final = CACHE / "images"
 _BASE_IMAGE: Final = "pagelet.dev/e2e/base:1"
 _BASE_PACKAGES: Final = "python3,python3-venv,ca-certificates"
@@ -121,30 +129,36 @@ def cluster_archives() -> list[Archive]:
 def pagelet_archives(names: Sequence[str] = tuple(PAGELET_IMAGES)) -> list[Archive]:
     """Images of this repository's code as it is now."""
     install_packages("buildah")
+    say(f"Building images (the first time takes minutes; logs are in {_STORE})")
     if not _image_id(_BASE_IMAGE):
         with tempfile.TemporaryDirectory(dir=CACHE) as context:
             os.link(_debian(), Path(context) / "debian.tar")
             (Path(context) / "Dockerfile").write_text("FROM scratch\nADD debian.tar /\n")
             _run(_buildah("build", "--tag", _BASE_IMAGE, context), _STORE / "base.log")
+    for stage in _CACHED_STAGES:
+        _build_target(stage, f"pagelet.dev/e2e/stage-{stage}:1")
     archives = []
     for name in names:
-        image = PAGELET_IMAGES[name]
-        log = _STORE / f"{name}.log"
-        say(f"Building the image {name} (the first time takes minutes; {log} shows how far it is)")
+        say(f"Building the image {name}")
         begin = time.monotonic()
-        build = _buildah(
-            "build",
-            "--layers",
-            f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro",
-            f"--build-arg=BASE={_BASE_IMAGE}",
-            "--build-arg=ACCELERATOR=cpu",
-            f"--target={name}",
-            f"--tag={image}",
-            f"--file={REPOSITORY / 'docker/Dockerfile'}",
-            str(REPOSITORY),
-        )
-        _run(build, log)
-        archives.append(_exported(image))
+        _build_target(name, PAGELET_IMAGES[name])
+        archives.append(_exported(PAGELET_IMAGES[name]))
         size = archives[-1].path.stat().st_size / 1e6
         say(f"Built the image {name}: {size:.0f} MB, {time.monotonic() - begin:.0f} s")
+    _run(_buildah("rmi", "--prune"), _STORE / "prune.log")
     return archives
+
+
+def _build_target(target: str, image: str) -> None:
+    command = _buildah(
+        "build",
+        "--layers",
+        f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro",
+        f"--build-arg=BASE={_BASE_IMAGE}",
+        "--build-arg=ACCELERATOR=cpu",
+        f"--target={target}",
+        f"--tag={image}",
+        f"--file={REPOSITORY / 'docker/Dockerfile'}",
+        str(REPOSITORY),
+    )
+    _run(command, _STORE / f"{target}.log")
