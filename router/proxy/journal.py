@@ -43,6 +43,16 @@ class EventSplitter:
         return events
 
 
+def settled_length(events: bytes) -> int:
+    """How many first bytes of whole events a journal accounts for.
+
+    What a token shows may be several events, of which the last one has the line: before it has
+    come, another replica would show the others again.
+    """
+    last = max(events.rfind(mark) for mark in (b"\n: ", _USAGE_EVENT, END, b'data: {"error":'))
+    return 0 if last < 0 else events.find(b"\n\n", last) + 2
+
+
 @dataclasses.dataclass(slots=True)
 class _Answer:
     begun: bool = False
@@ -66,6 +76,8 @@ class Journal:
         """Of all prompts, found in the prefix caches of the replicas where they began."""
         self.complete = False
         """Whether the end of the stream has come."""
+        self.kept = False
+        """Whether a replica has told anything of it."""
 
     @property
     def begun(self) -> bool:
@@ -113,6 +125,7 @@ class Journal:
             self._lacks_usage = False
         if b"\n: " not in events:
             return events
+        self.kept = True
         parts = _LINE.split(events)
         # [text, kind, index, ids] again and again, and a last text
         for kind, index, ids in zip(parts[1::4], parts[2::4], parts[3::4], strict=True):

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Final
 
-from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed
+from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed, settled_length
 from pagelet.router.upstream.client import Response
 from pagelet.router.upstream.connection import ConnectionLost, UpstreamError
 
@@ -18,7 +18,7 @@ async def journaled_events(
 
     Raises `StreamFailed` and `UpstreamError`: then the stream can go on from the journal.
     """
-    splitter = EventSplitter()
+    splitter, unsettled = EventSplitter(), b""
     while True:
         try:
             data = await response.read(_END_SECONDS if journal.complete else idle_timeout)
@@ -30,7 +30,10 @@ async def journaled_events(
             if journal.complete:
                 return
             raise ConnectionLost("the stream ended without [DONE]", begun=True)
-        events = splitter.feed(data)
+        events = unsettled + splitter.feed(data)
+        kept = journal.kept or b"\n: " in events
+        settled = settled_length(events) if kept else len(events)
+        events, unsettled = events[:settled], events[settled:]
         if not events:
             continue
         try:

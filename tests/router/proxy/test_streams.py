@@ -76,6 +76,14 @@ async def test_a_stream_goes_on_from_its_journal(routed, end) -> None:
         assert resumed.headers["x-request-id"] == begun.headers["x-request-id"]
 
 
+async def test_events_of_a_token_are_shown_together_or_again(routed) -> None:
+    before = [first(), event(0, "a"), event(0, "b", "tokens 0 5"), event(0, "c")]
+    after = [event(0, "c"), event(0, "d", "tokens 0 6", "end 0", finish="stop"), DONE]
+    script = Script(stream(*before, end="cut"), stream(*after, pause=0.02))
+    async with routed(*script.replicas) as fleet:
+        assert shown(await fleet.stream()) == {0: "abcd"}
+
+
 async def test_an_error_of_the_server_is_made_good_by_another(routed) -> None:
     failing = stream(first(), event(0, "a", "tokens 0 5") + SERVER_ERROR)
     going_on = stream(event(0, "b", "tokens 0 6", "end 0", finish="length"), DONE)
