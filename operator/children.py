@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from pagelet.operator.kube.client import Client
 from pagelet.operator.kube.reflector import Key, Reflector
-from pagelet.operator.kube.resources import CHILDREN, DEPLOYMENTS, PODS, Object, Resource
+from pagelet.operator.kube.resources import (
+    CHILDREN,
+    DEPLOYMENTS,
+    PODS,
+    Object,
+    Resource,
+    resource_of,
+)
 from pagelet.operator.planning.objects import MANAGED_BY_LABEL, MANAGER, SERVICE_LABEL
 
 PLAN_ANNOTATION: Final = "pagelet.dev/plan"
@@ -80,8 +87,8 @@ class Children:
         self._by_service: defaultdict[Key, dict[tuple[str, str], Child]] = defaultdict(dict)
         self._deployments: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
         self._pods: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
-        self.reflectors = [
-            Reflector(
+        self._reflectors = {
+            resource: Reflector(
                 client,
                 resource,
                 namespace,
@@ -91,7 +98,17 @@ class Children:
                 relist_seconds=relist_seconds,
             )
             for resource in [*CHILDREN, PODS]
-        ]
+        }
+
+    @property
+    def reflectors(self) -> list[Reflector]:
+        """What keeps this up to date, while they run."""
+        return list(self._reflectors.values())
+
+    def saw(self, found: Object) -> None:
+        """Takes an object as it is after a change of our own, before a watch tells of it: else a
+        status would be of what was there before."""
+        self._reflectors[resource_of(found)].saw(found)
 
     def of(self, service: Key) -> list[Child]:
         """The objects of a service, without its pods."""

@@ -54,13 +54,14 @@ class Reconciler:
         self._metrics = metrics
         self._context = context
 
-    async def reconcile(self, key: Key) -> None:
-        """One service. Raises Refused where waiting or another spec may help, and ApiError or what
-        requests raise if it could not be done now."""
+    async def reconcile(self, key: Key) -> bool:
+        """One service. Whether to look again soon, as something is under way that no watch tells
+        of. Raises Refused where waiting or another spec may help, and ApiError or what requests
+        raise if it could not be done now."""
         body = self._services.get(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
             self._metrics.forget(key)
-            return  # the cluster collects what it owns
+            return False  # the cluster collects what it owns
         with self._metrics.reconciling():
             try:
                 service = read_service(body)
@@ -69,11 +70,12 @@ class Reconciler:
                 await self._report(
                     body, invalid_status(status, _generation(body), str(error), _now())
                 )
-                return
+                return False
             refusals = await self._apply(key, body, service)
             await self._report(body, await self._observe(key, body, service, refusals))
         if refusals:
             raise Refused("; ".join(refusals))
+        return any(waits_silently(pod) for pod in self._children.pods(key))
 
     async def _apply(self, key: Key, body: Object, service: InferenceService) -> list[str]:
         """What the API server refused, in words."""
@@ -97,7 +99,8 @@ class Reconciler:
                 continue
             try:
                 # What is not ours yet may be someone else's: it is not taken by force.
-                await self._client.apply(with_digest(owned), force=child is not None)
+                after = await self._client.apply(with_digest(owned), force=child is not None)
+                self._children.saw(after)
                 self._metrics.applied.value += 1
             except ApiError as error:
                 if not _is_refusal(error):

@@ -29,6 +29,8 @@ from pagelet.protocol.inference_service.types import GROUP, PLURAL, VERSION
 
 _SETTLE_SECONDS: Final = 0.2
 """A change comes with others, as all pods of a rollout: they are looked at together."""
+_LOOK_AGAIN_SECONDS: Final = 10.0
+"""For events of pods that wait, which are not watched: there are many, and few matter."""
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +159,8 @@ class Operator:
 
     async def _reconcile(self, key: Key) -> None:
         index = 0 if self._namespaces == [None] else self._namespaces.index(key[0])
-        await self._reconcilers[index].reconcile(key)
+        if await self._reconcilers[index].reconcile(key):
+            self._queue.add_later(key, _LOOK_AGAIN_SECONDS)
 
     def _enqueue(self, key: Key) -> None:
         self._queue.add_later(key, _SETTLE_SECONDS)

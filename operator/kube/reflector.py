@@ -49,6 +49,7 @@ class Reflector:
         """Set once `objects` is complete."""
         self.listed_at: float | None = None
         """When it was complete the last time, by `time.monotonic`."""
+        self._versions: dict[Key, int] = {}
         self._client = client
         self._namespace = namespace
         self._changed = changed
@@ -81,7 +82,7 @@ class Reflector:
         found, version = await self._client.list_all(
             self.resource, self._namespace, **self._selectors
         )
-        self._replace({_key(one): self._keep(one) for one in found})
+        self._replace({_key(one): one for one in found})
         return version
 
     def _replace(self, found: dict[Key, Object]) -> None:
@@ -102,15 +103,25 @@ class Reflector:
             if kind == "DELETED":
                 self._remove(_key(found))
             else:
-                self._put(_key(found), self._keep(found))
+                self.saw(found)
+
+    def saw(self, found: Object) -> None:
+        """Takes an object, such as the answer to a change of our own, unless a later state of it is
+        known: versions are numbers that grow (KEP-5504)."""
+        self._put(_key(found), found)
 
     def _put(self, key: Key, found: Object) -> None:
-        before = self.objects.get(key)
-        if before != found:
-            self.objects[key] = found
-            self._changed(before, found)
+        version = int(found["metadata"]["resourceVersion"])
+        if version < self._versions.get(key, 0):
+            return
+        self._versions[key] = version
+        before, kept = self.objects.get(key), self._keep(found)
+        if before != kept:
+            self.objects[key] = kept
+            self._changed(before, kept)
 
     def _remove(self, key: Key) -> None:
+        self._versions.pop(key, None)
         before = self.objects.pop(key, None)
         if before is not None:
             self._changed(before, None)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from pagelet.operator.kube.resources import Object
 from pagelet.operator.planning.exposure import endpoint
@@ -23,9 +22,6 @@ from pagelet.protocol.inference_service.status import (
     ServiceStatus,
 )
 from pagelet.protocol.inference_service.types import InferenceService
-
-_INVALID: Final = {"CreateContainerConfigError", "ConfigurationRefused", "InvalidImageName"}
-"""Problems that only another spec, or another Secret, can solve."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +51,11 @@ class _Counts:
     stalled: str | None
     """Why it makes no progress."""
 
+    @property
+    def updated_and_ready(self) -> int:
+        """At least so many of the last spec are ready: the others may all be ready, too."""
+        return max(0, self.ready - (self.replicas - self.updated))
+
 
 def compute_status(
     service: InferenceService,
@@ -71,7 +72,8 @@ def compute_status(
     problems = [*agent_problems, *_problems(observed, "router")]
     ready_replicas = agents.ready + (canary.ready if canary else 0)
     valid = _valid(observed.refusals, problems)
-    model = _model(service, ready_replicas, observed.pods, agent_problems)
+    loaded = agents.updated_and_ready + (canary.updated_and_ready if canary else 0)
+    model = _model(service, loaded, observed.pods, agent_problems)
     progressing = _progressing([agents, router, *([canary] if canary else [])])
     degraded = _degraded(observed.refusals, problems, progressing)
     ready = _ready(service, agents, ready_replicas, router, valid, degraded, model)
@@ -153,17 +155,18 @@ def _valid(refusals: Sequence[str], problems: Sequence[Problem]) -> _Finding:
     if refusals:
         return _Finding("Valid", "False", "Refused", "; ".join(refusals))
     for problem in problems:
-        if problem.reason in _INVALID:
+        if problem.is_of_the_spec:
             return _Finding("Valid", "False", problem.reason, problem.message)
     return _Finding("Valid", "True", "Accepted", "the spec can be served")
 
 
 def _model(
-    service: InferenceService, ready: int, pods: Sequence[Object], problems: Sequence[Problem]
+    service: InferenceService, loaded: int, pods: Sequence[Object], problems: Sequence[Problem]
 ) -> _Finding:
+    """`loaded` replicas of the present spec are ready; older ones may have had another model."""
     uri = service.spec.model.uri
-    if ready:
-        return _Finding("ModelLoaded", "True", "Loaded", f"{uri} is loaded in {ready} replicas")
+    if loaded:
+        return _Finding("ModelLoaded", "True", "Loaded", f"{uri} is loaded in {loaded} replicas")
     if service.spec.replicas == 0:
         return _Finding("ModelLoaded", "False", "ScaledToZero", "spec.replicas is 0")
     for problem in problems:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -18,7 +19,16 @@ _WAITING: Final = {
     "CreateContainerError",
     "RunContainerError",
 }
+_OF_THE_SPEC: Final = {
+    "CreateContainerConfigError",
+    "ConfigurationRefused",
+    "InvalidImageName",
+    "ModelUnavailable",
+}
 _MOST_CHARACTERS: Final = 600
+
+
+_MISSING: Final = re.compile(r'(secret|configmap|persistentvolumeclaim)s? "[^"]+" not found')
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -28,6 +38,11 @@ class Problem:
     reason: str
     """One word for programs."""
     message: str
+
+    @property
+    def is_of_the_spec(self) -> bool:
+        """Whether only another spec, or an object that it names, can solve it."""
+        return self.reason in _OF_THE_SPEC or _MISSING.search(self.message) is not None
 
 
 def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:

@@ -14,9 +14,9 @@ class Condition(Part, kw_only=True):
     """One aspect of the service's state, as `kubectl wait --for=condition=...` reads it."""
 
     type: ConditionType
-    """Ready: answers requests. Progressing: replicas are being made or replaced. ModelLoaded: at
-    least one replica has its model. Degraded: something is wrong that does not mend itself. Valid:
-    the spec can work, and everything that it names is there."""
+    """Ready: answers requests. Progressing: replicas are being made or replaced. ModelLoaded: a
+    replica made from the spec as it is now has its model. Degraded: something is wrong that does
+    not mend itself. Valid: the spec can work, and everything that it names is there."""
     status: ConditionStatus
     """Whether it holds."""
     reason: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]

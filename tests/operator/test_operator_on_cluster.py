@@ -75,8 +75,7 @@ async def test_a_service_comes_changes_and_goes(
     assert (status["replicas"], status["readyReplicas"]) == (1, 1)
     assert status["endpoint"] == f"http://{NAME}.{namespace}.svc/v1"
     assert condition(ready, "Progressing")["reason"] == "Complete"
-    events, _ = await api.list_all(EVENTS, namespace, fieldSelector=f"involvedObject.name={NAME}")
-    assert "Serving" in {event["reason"] for event in events}
+    await eventually(lambda: event_is_there(api, namespace, "Serving"))
 
     # An autoscaler writes /scale, and no relist takes it back.
     scale = SERVICES.path(namespace, NAME, "scale")
@@ -95,6 +94,11 @@ async def test_a_service_comes_changes_and_goes(
     assert "annotations" not in last["metadata"]
     await api.delete(SERVICES, namespace, NAME, last["metadata"]["uid"])
     await eventually(lambda: nothing_is_left(api, namespace))
+
+
+async def event_is_there(api: Api, namespace: str, reason: str) -> bool:
+    events, _ = await api.list_all(EVENTS, namespace, fieldSelector=f"involvedObject.name={NAME}")
+    return reason in {event["reason"] for event in events}
 
 
 async def three_replicas(api: Api, namespace: str) -> bool:
@@ -199,12 +203,10 @@ async def test_a_restarted_operator_finds_its_work_done(
     api: Api, control_plane: Path, namespace: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "operator.log"
-    with running_operator(control_plane, namespace, log) as process:
+    with running_operator(control_plane, namespace, log):
         await api.create(SERVICES, namespace, BODY)
         await is_made(api, namespace)
         await has(api, namespace, "Ready", "True", "Serving")
-        process.kill()
-        process.wait()
     # While nobody is there, something changes that no watch will tell of.
     await api.patch_service(namespace, NAME, {"replicas": 2})
     port = free_port()

@@ -91,6 +91,16 @@ def test_a_rollout_goes_on_while_old_replicas_serve() -> None:
     assert found["Progressing"].status == "True"
 
 
+def test_another_model_is_not_loaded_while_only_the_old_replicas_serve() -> None:
+    broken = crashed(78, "Error: package://b: the package is not installed")
+    _, found = status_of(broken, agents=deployment(2, replicas=3, ready=2, updated=1))
+    assert (found["Ready"].status, found["ModelLoaded"].status) == ("True", "False")
+    assert "package://b" in found["ModelLoaded"].message
+    assert found["Valid"].status == "False"
+    _, found = status_of(agents=deployment(2, replicas=3, ready=3, updated=1))
+    assert found["ModelLoaded"].status == "True"
+
+
 def test_a_rollout_that_stands_still_is_told() -> None:
     stuck = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
     _, found = status_of(agents=deployment(conditions=[stuck]))
@@ -194,6 +204,8 @@ def test_a_pod_that_waits_is_explained_by_its_events() -> None:
     assert pod_problem(waiting) is None
     problem = pod_problem(waiting, ["old", 'secret "tenants" not found'])
     assert problem == Problem("CannotStart", 'pod agent-1: secret "tenants" not found')
+    _, found = status_of(waiting, warnings={"agent-1": ['secret "tenants" not found']})
+    assert (found["Valid"].status, found["Ready"].status) == ("False", "True")
 
 
 def test_pods_that_are_ready_or_go_are_no_problem() -> None:
