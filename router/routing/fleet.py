@@ -18,13 +18,13 @@ from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.text_hash import TOKENS_PER_CHUNK
 from pagelet.router.routing.types import Candidate, Decision, RouteRequest
 
-_TRUST_WEIGHT = 0.1
+_TRUST_WEIGHT = 0.05
 """Of the newest answer in a replica's trust."""
 _DISTRUST = 4.0
 """How fast credit falls with trust: below three quarters nothing is left."""
 _LEAST_TRUST = 0.8
 """Below that a replica's events are ignored for `_IGNORED_SECONDS`."""
-_IGNORED_SECONDS = 60.0
+_IGNORED_SECONDS = 600.0
 _SHORTFALLS = 3
 """So often in a row a replica may hit less of a prefix than the index says before the index is
 taken to be wrong."""

@@ -18,18 +18,22 @@ from collections import OrderedDict
 from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.types import Candidate, RouteRequest
 
-WORK_WEIGHT = 1.4
+WORK_WEIGHT = 1.2
 """How often a request's own prefill time counts. Found with `pagelet bench routing`: with less,
 conversations lose their caches to each other; with more, hot prefixes wait for their holders."""
+BACKLOG_WEIGHT = 1.0
+"""How much more often, for each such request that even the least busy replica has waiting: all of
+those would be later too. Without this a fleet that once fell behind would spread its prefixes, hit
+less, and stay behind."""
 NEW_HEAD_SLACK = 0.1
 """How much longer than elsewhere a prompt may wait at the ring's choice, in units of its own
 prefill time, if heads never come twice."""
-KNOWN_HEAD_SLACK = 2.0
+KNOWN_HEAD_SLACK = 4.0
 """The same for a head that comes again, and yet no replica is known to hold it: the index is not
 telling, and the ring is all that there is."""
 _REMEMBERED_HEADS = 10_000
-_RECURRENCE_WEIGHT = 0.01
-"""Of the newest request in the share of heads that come again."""
+_HEADS_THAT_COUNT = 100
+"""About so many of the newest heads make the share of those that come again."""
 
 
 class Prefix:
@@ -39,23 +43,29 @@ class Prefix:
         self._ring = ring
         self._stay_seconds = stay_seconds
         self._bounded_load = bounded_load
-        self._heads: OrderedDict[bytes, None] = OrderedDict()
-        self._recurrence = 1.0
-        """Share of requests whose head was seen before; a router that just started assumes that
-        others saw them."""
+        self._heads: OrderedDict[bytes, bool] = OrderedDict()
+        """Whether each came again; used last is last."""
+        # A router that just started assumes that heads come again: others may know them.
+        self._num_heads = self._num_again = float(_HEADS_THAT_COUNT)
 
     def choose(self, request: RouteRequest, candidates: list[Candidate]) -> tuple[Candidate, str]:
         """The best candidate of those that keep the bound of `stay_seconds`."""
         seen = self._see(request.head)
-        least_ttft = math.inf
-        most = 0
+        least_ttft = least_wait = math.inf
+        most, longest = 0, 0.0
         for c in candidates:
             wait, ttft, hit = c.wait_seconds, c.ttft_seconds, c.hit_tokens
-            c.score = wait + WORK_WEIGHT * (ttft - wait)
             if ttft < least_ttft:
                 least_ttft = ttft
+            if wait < least_wait:
+                least_wait = wait
+            if ttft - wait > longest:
+                longest = ttft - wait
             if hit > most:
                 most = hit
+        weight = WORK_WEIGHT + BACKLOG_WEIGHT * least_wait / longest
+        for c in candidates:
+            c.score = c.wait_seconds + weight * (c.ttft_seconds - c.wait_seconds)
         if not most:
             return self._by_ring(request, candidates, least_ttft, seen)
         chosen, bound = None, least_ttft + self._stay_seconds
@@ -74,7 +84,7 @@ class Prefix:
     ) -> tuple[Candidate, str]:
         """The first replica clockwise from the head that is not too busy, by the requests that it
         has and by the time that it would take."""
-        recurrence = 1.0 if seen else self._recurrence
+        recurrence = 1.0 if seen else min(1.0, self._num_again / self._num_heads)
         slack = NEW_HEAD_SLACK + (KNOWN_HEAD_SLACK - NEW_HEAD_SLACK) * recurrence
         by_id = {candidate.replica_id: candidate for candidate in candidates}
         total = sum(candidate.load for candidate in candidates) + 1
@@ -91,11 +101,14 @@ class Prefix:
 
     def _see(self, head: bytes) -> bool:
         """Whether the head was seen before; remembers it."""
-        heads = self._heads
-        seen = head in heads
-        heads[head] = None
-        heads.move_to_end(head)
-        if len(heads) > _REMEMBERED_HEADS:
-            heads.popitem(last=False)
-        self._recurrence += _RECURRENCE_WEIGHT * (seen - self._recurrence)
-        return seen
+        came_again = self._heads.pop(head, None)
+        self._heads[head] = came_again is not None
+        if came_again is None:
+            kept = 1 - 1 / _HEADS_THAT_COUNT
+            self._num_heads = kept * self._num_heads + 1
+            self._num_again *= kept
+            if len(self._heads) > _REMEMBERED_HEADS:
+                self._heads.popitem(last=False)
+            return False
+        self._num_again += not came_again
+        return True

@@ -245,7 +245,29 @@ def test_an_index_that_is_wrong_about_a_prefix_is_put_right() -> None:
         ticket.on_first_byte(now)
         ticket.on_end(now, ok=True, actual_hit_tokens=0)
     assert held(fleet, request) == {}
-    assert fleet.states(3.0)[0].trust < 0.8
+    assert 0.8 < fleet.states(3.0)[0].trust < 0.9
+
+
+def test_events_that_lie_are_ignored_for_a_while() -> None:
+    fleet = make_fleet()
+    for number in range(10):
+        request = make_request(number)
+        store(fleet, NAMES[0], request)
+        decision = choose(fleet, request, number)
+        decision.replica_id = NAMES[0]
+        ticket = fleet.dispatch(request, decision, number)
+        ticket.on_first_byte(number)
+        ticket.on_end(number, ok=True, actual_hit_tokens=0)
+    assert not fleet.states(10.0)[0].sends_events
+    last = make_request(9)
+    assert held(fleet, last, 10.0) == {NAMES[0]: 19}, "it was sent there"
+    new = make_request(20)
+    store(fleet, NAMES[0], new)
+    assert held(fleet, new, 10.0) == {}
+    later = 10_000.0
+    choose(fleet, new, later)
+    store(fleet, NAMES[0], new)
+    assert held(fleet, new, later) == {NAMES[0]: 19}
 
 
 def test_an_answer_tells_of_hits_that_no_event_announced() -> None:
