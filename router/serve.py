@@ -25,6 +25,10 @@ from pagelet.router.state import RouterState
 from pagelet.router.states import follow_file
 from pagelet.router.tenants.counters import CounterTable
 
+_SWITCH_SECONDS = 0.0005
+"""For which a thread that tokenises may keep the event loop waiting; Python's default is ten times
+as long, on the way of every chunk."""
+
 
 async def serve(
     launch: WorkerLaunch, state: RouterState, counters: CounterTable, link: ParentLink
@@ -59,6 +63,7 @@ async def serve(
 
 def main() -> None:
     """Entry point."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-fd", type=int, required=True)
     launch, link = ParentLink.accept(parser.parse_args().config_fd, WorkerLaunch)

@@ -293,7 +293,7 @@ class Forwarding:
             lost = _lost(error)
         if replica.health in ("draining", "gone"):
             lost.kind = "leave"
-        if self._exchange.status and not (self._journal is not None and replica.is_pagelet):
+        if self._exchange.status and not (self._journal is not None and self._journal.begun):
             raise ApiError(
                 502,
                 f"The server of this stream failed, and another one cannot go on with it: {error}",

@@ -81,8 +81,8 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether a client has seen anything."""
-        return self._created is not None
+        """Whether there is anything to go on from."""
+        return self.kept and self._created is not None
 
     @property
     def lacks_only_its_end(self) -> bool:

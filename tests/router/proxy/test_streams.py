@@ -160,13 +160,14 @@ async def test_answers_of_several_prompts_go_on_each_from_its_own_state(routed) 
         assert [answer["finished"] for answer in answers] == [False, False, False, True]
 
 
-async def test_a_stream_of_another_kind_of_server_ends_with_a_clear_error(routed) -> None:
-    replicas = [ScriptedReplica(pagelet=False) for _ in range(2)]
+@pytest.mark.parametrize("pagelet", [False, True])
+async def test_a_stream_without_a_journal_ends_with_a_clear_error(routed, pagelet) -> None:
+    replicas = [ScriptedReplica(pagelet=pagelet) for _ in range(2)]
     for replica in replicas:
         replica.answer = stream(b'data: {"choices":[]}\n\n', b'data: {"cho', end="cut")
     async with routed(*replicas) as fleet:
         data = await fleet.stream()
-        assert data.startswith(b'data: {"choices":[]}\n\ndata: {"cho\n\n')
+        assert data.startswith(b'data: {"choices":[]}\n\n')
         last = json.loads(data.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
         assert last["code"] == "stream_broken"
         assert sum(len(replica.asked) for replica in replicas) == 1
