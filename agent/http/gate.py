@@ -127,7 +127,9 @@ class Gate:
         finally:
             if counted:
                 self._server.close_request()
-            self._write_log(context, scope, counted)
+            # Routers ask who this is every second, as probes do how it is.
+            routine = scope["path"] in DRAIN_PATHS and context.status == 200
+            self._write_log(context, scope, counted and not routine)
 
     def _admit(self, context: RequestContext, headers: Headers, scope: Scope) -> None:
         """Raises `ApiError` for a request that must not pass."""
@@ -184,8 +186,8 @@ class Gate:
             # client cannot take what it has for the whole.
             raise error
 
-    def _write_log(self, context: RequestContext, scope: Scope, counted: bool) -> None:
-        level = logging.INFO if counted else logging.DEBUG
+    def _write_log(self, context: RequestContext, scope: Scope, of_note: bool) -> None:
+        level = logging.INFO if of_note else logging.DEBUG
         if not _access_log.isEnabledFor(level):
             return
         extra: dict[str, object] = {

@@ -1,5 +1,7 @@
 """What a router is told of a replica is so."""
 
+import logging
+
 import httpx
 import msgspec
 import pytest
@@ -112,7 +114,8 @@ def test_another_engine_has_another_incarnation(two_ranks):
         assert describe(another).tokenizer == describe(two_ranks).tokenizer
 
 
-def test_a_drain_shows_and_a_key_is_needed():
+def test_a_drain_shows_and_a_key_is_needed(caplog):
+    caplog.set_level(logging.INFO, "pagelet.access")
     with replica(simulated(cache={"num_blocks": 1000}), api_keys=["secret"]) as server:
         key = {"Authorization": "Bearer secret"}
         assert server.get("/v1/replica").status_code == 401
@@ -121,6 +124,9 @@ def test_a_drain_shows_and_a_key_is_needed():
         assert server.get("/v1/replica", headers=key).json()["draining"] is True
         assert server.get("/v1/tokenizer", headers=key).status_code == 200
         assert server.get("/v1/models", headers=key).status_code == 503
+    # What routers ask every second is not logged while it goes well.
+    logged = [(r.path, r.status) for r in caplog.records if r.name == "pagelet.access"]
+    assert logged == [("/v1/replica", 401), ("/v1/models", 503)]
 
 
 def test_a_server_without_an_engine_describes_nothing(server):
