@@ -14,6 +14,7 @@ from pagelet.protocol.replica import ReplicaDescription
 DEFAULT_PREFILL_RATE = 8000.0
 """Tokens a second of a replica of which nothing is known yet."""
 DEFAULT_STEP_SECONDS = 0.02
+_LEAST_STEP_SECONDS = 1e-4
 _UNKNOWN_SEQS = 256
 """Most requests that a replica of which nothing is known runs at once."""
 _WINDOW_SECONDS = 0.25
@@ -71,9 +72,9 @@ class ReplicaEstimator:
         self._max_num_seqs = description.max_num_seqs
         self._capacity_tokens = description.num_kv_blocks * description.block_size
         if description.decode_step_seconds is not None:
-            self.step_seconds = description.decode_step_seconds
+            self.step_seconds = max(_LEAST_STEP_SECONDS, description.decode_step_seconds)
         if description.prefill_tokens_per_second is not None:
-            self._described_rate = description.prefill_tokens_per_second * ranks
+            self._described_rate = max(1.0, description.prefill_tokens_per_second * ranks)
             self._update_rate()
 
     def begin(self, uncached: int, now: float) -> InFlight:

@@ -34,7 +34,7 @@ class Candidate:
     ttft_seconds: float
     """Estimated time to first token: wait, uncached prefill and one step."""
     load: float
-    """What the policy balances: requests in flight over what the replica runs at once."""
+    """What policies of load balance: requests in flight."""
     score: float
     """What the policy compares; the least wins."""
     note: str = ""

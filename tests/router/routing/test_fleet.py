@@ -321,6 +321,15 @@ def test_sessions_stick_and_move_only_when_they_must() -> None:
     assert moved.replica_id != first.replica_id
 
 
+def test_replicas_that_say_that_they_take_no_time_at_all_do_no_harm() -> None:
+    fleet = make_fleet()
+    for name in NAMES:
+        fleet.add(name, describe(prefill_tokens_per_second=0.0, decode_step_seconds=0.0), 0.0)
+    empty = RouteRequest("r", [], 0, None, b"head")
+    fleet.dispatch(empty, choose(fleet, empty), 0.0).on_first_byte(0.0)
+    assert choose(fleet, empty).replica_id in NAMES
+
+
 def test_round_robin_takes_turns() -> None:
     fleet = make_fleet("round_robin")
     assert [choose(fleet, make_request(1)).replica_id for _ in range(6)] == [*NAMES, *NAMES[:2]]
