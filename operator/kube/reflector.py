@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import aiohttp
+
 from pagelet.operator.kube.client import UNREACHABLE, ApiError, Client, NotFound
 from pagelet.operator.kube.resources import Object, Resource
 
@@ -70,6 +72,8 @@ class Reflector:
                 self._replace({})
                 await asyncio.sleep(min(_ABSENT_PAUSE, self._relist_seconds))
                 continue
+            except aiohttp.SocketTimeoutError:
+                log.debug("the watch of %s fell silent", self.resource.plural)
             except ApiError as error:
                 if error.code != 410:
                     log.warning("cannot watch %s: %s", self.resource.plural, error)

@@ -66,7 +66,7 @@ def agent_name(service: str, revision: str) -> str:
 
 def agents_service_name(service: str, revision: str) -> str:
     """The headless Service that lists a revision's replicas."""
-    return f"{agent_name(service, revision)}s"
+    return f"{service}-{'agents' if revision == 'stable' else 'canaries'}"
 
 
 def router_name(service: str) -> str:
