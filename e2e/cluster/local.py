@@ -97,6 +97,7 @@ def local_cluster(name: str = "e2e", *, nodes: int) -> Iterator[Cluster]:
         shutil.rmtree(folder)
         programs.link_components(folder / "bin")
         stack.callback(_remove_cgroups, name)
+        stack.callback(_remove_data, folder)
         network, device = stack.enter_context(_network())
         layout = Layout(folder, network, nodes)
         say(f"Starting a control plane and {nodes} nodes; logs are in {folder}")
@@ -116,6 +117,13 @@ def local_cluster(name: str = "e2e", *, nodes: int) -> Iterator[Cluster]:
             _start_dns(cluster)
         yield cluster
         say("Stopping the cluster")
+
+
+def _remove_data(folder: Path) -> None:
+    """All but the logs: images alone are gigabytes."""
+    for path in folder.iterdir():
+        if path.is_dir() and path.name != "logs":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _start_dns(cluster: Cluster) -> None:
