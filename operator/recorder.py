@@ -11,8 +11,8 @@ from pagelet.operator.kube.resources import EVENTS, Object
 from pagelet.protocol.inference_service.status import Condition
 from pagelet.protocol.inference_service.types import API_VERSION, KIND
 
-_GOOD: Final = {"Valid": "True", "ModelLoaded": "True", "Degraded": "False", "Ready": "True"}
-"""The status of a condition that is no reason to worry."""
+_WARNING: Final = {"Valid": "False", "Degraded": "True"}
+"""The status of a condition that someone has to do something about."""
 _LONGEST: Final = 1024
 
 log = logging.getLogger(__name__)
@@ -29,16 +29,20 @@ class Recorder:
     ) -> None:
         """An event for each condition whose status or reason is another. That one could not be
         written is logged, as it holds up nothing."""
-        known = {condition.type: (condition.status, condition.reason) for condition in before}
+        known = {condition.type: condition for condition in before}
         for condition in after:
-            if known.get(condition.type) == (condition.status, condition.reason):
+            old = known.get(condition.type)
+            if old and (old.status, old.reason) == (condition.status, condition.reason):
                 continue
-            good = _GOOD.get(condition.type, condition.status) == condition.status
-            first = condition.type not in known
-            if first and not good:
-                continue  # nothing is ready in the first moment
+            if old is None and condition.status == "False" and condition.type != "Valid":
+                continue  # nothing is ready in the first moment, nor wrong
+            lost = condition.type == "Ready" and (old and old.status, condition.status) == (
+                "True",
+                "False",
+            )
+            bad = lost or _WARNING.get(condition.type) == condition.status
             try:
-                await self._write(service, condition, "Normal" if good else "Warning")
+                await self._write(service, condition, "Warning" if bad else "Normal")
             except (ApiError, *UNREACHABLE) as error:
                 log.warning("cannot write an event: %s", error)
 
