@@ -32,7 +32,7 @@ KNOWN_HEAD_SLACK = 4.0
 """The same for a head that comes again, and yet no replica is known to hold it: the index is not
 telling, and the ring is all that there is."""
 _REMEMBERED_HEADS = 10_000
-_HEADS_THAT_COUNT = 100
+_HEADS_THAT_COUNT = 30
 """About so many of the newest heads make the share of those that come again."""
 
 
