@@ -75,7 +75,8 @@ class Prober:
             self._silent += 1
             if self._silent < _SILENT_PROBES:
                 return
-            health = "hung"
+            # Of a server that starts, the port may be held already and nobody answer yet.
+            health = "hung" if replica.model_names else "not ready"
         except UpstreamError as error:
             health = "not ready"
             _log.debug("probe of replica %s: %s", replica.id, error)

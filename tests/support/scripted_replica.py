@@ -35,6 +35,8 @@ class ScriptedReplica:
         self.asked: list[Asked] = []
         self.answer: Answer = whole({"choices": []})
         self.draining = draining
+        self.mute = False
+        """Whether probes get no answer."""
         self.probes = 0
         self._pagelet = pagelet
         self._server: asyncio.Server | None = None
@@ -74,6 +76,8 @@ class ScriptedReplica:
         data = await reader.readexactly(int(headers.get("Content-Length", 0)))
         if method == "GET":
             self.probes += 1
+            if self.mute:
+                await asyncio.Event().wait()
             await self._describe(path, writer)
             return
         asked = Asked(path, headers, data, writer)

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from pagelet.protocol.router import ModelRoute, Pool
+from pagelet.router.replicas import prober
 from support.scripted_replica import ScriptedReplica, cut, error, silent, stream, whole
 
 GOOD = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
@@ -176,3 +177,22 @@ async def test_a_client_that_leaves_ends_the_work_of_its_replica(routed) -> None
             await fleet.wait_for(lambda: fleet.state.open_requests == 0)
             (pool,) = fleet.state.pools.values()
             assert pool.room.in_flight == 0
+
+
+async def test_a_hung_replica_is_told_from_a_slow_one_and_comes_back(routed, monkeypatch) -> None:
+    monkeypatch.setattr(prober, "_TIMEOUT", 0.1)
+    good = stream(b"data: x\n\n", b"data: [DONE]\n\n")
+    script = replicas(silent, good)
+    async with routed(*script, first_byte_timeout=60.0, idle_timeout=60.0) as fleet:
+        asking = [asyncio.create_task(fleet.post({"stream": True})) for _ in range(2)]
+        await fleet.wait_for(lambda: asked(fleet) == [1, 1])
+        await asyncio.sleep(0.5)
+        assert sum(task.done() for task in asking) == 1, "the other is slow, and answers probes"
+        script[0].mute = True
+        responses = await asyncio.gather(*asking)
+        assert {response.status_code for response in responses} == {200}
+        assert asked(fleet) == [1, 2]
+        (pool,) = fleet.state.pools.values()
+        assert pool.replicas[script[0].url].health == "hung"
+        script[0].mute = False
+        await fleet.wait_for(lambda: fleet.num_available == 2)
