@@ -76,7 +76,7 @@ def kubectl(
     yield made
     if request.session.testsfailed > failed_before:
         _show_state(made, operator)
-    everywhere.run("delete", "namespace", namespace, "--timeout=180s", seconds=200)
+    everywhere.run("delete", "namespace", namespace, "--wait=false")
 
 
 def _show_state(kubectl: Kubectl, operator: Kubectl) -> None:
