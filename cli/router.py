@@ -88,6 +88,13 @@ def router(
             help="The tenants and their keys, read again when they change. [default: none asked]"
         ),
     ] = None,
+    cache_salt_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A secret that all routers of a deployment share, so that nobody else can tell a "
+            "tenant's cache salt. [default: none]"
+        ),
+    ] = None,
     replica_api_key_file: Annotated[
         Path | None,
         typer.Option(help="File with the key that the replicas ask for. [default: none]"),
@@ -114,6 +121,7 @@ def router(
         "--model-name": model_name,
         "--drain-timeout": drain_timeout,
         "--api-keys-file": api_keys_file,
+        "--cache-salt-secret-file": cache_salt_secret_file,
         "--replica-api-key-file": replica_api_key_file,
     }
     if config is not None:
@@ -132,6 +140,7 @@ def router(
             routing=RoutingOptions(policy=policy or "prefix"),
             proxy=_PROXY if drain_timeout is None else ProxyOptions(drain_timeout=drain_timeout),
             api_keys_file=_text(api_keys_file),
+            cache_salt_secret_file=_text(cache_salt_secret_file),
             replica_api_key_file=_text(replica_api_key_file),
         )
     from pagelet.router.launch import RouterSettings

@@ -21,8 +21,16 @@ class SaltDeriver:
 
     @classmethod
     def from_file(cls, path: str | None) -> "SaltDeriver":
-        """With the secret in a file, whose surrounding white space does not count."""
-        return cls(b"" if path is None else Path(path).read_bytes().strip())
+        """With the secret in a file, whose surrounding white space does not count. Raises
+        `OSError`, and `ValueError` if there is none in it."""
+        if path is None:
+            return cls()
+        secret = Path(path).read_bytes().strip()
+        if not secret:
+            raise ValueError(
+                f"{path}: the secret for cache salts is empty; put 32 random bytes there"
+            )
+        return cls(secret)
 
     def derive(self, tenant: Tenant, client_salt: str | None) -> str | None:
         """The salt of a tenant's requests, `client_salt` mixed in if given. Where no keys are asked

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,9 @@ def test_the_secret_is_read_from_a_file(tmp_path):
     derived = SaltDeriver.from_file(str(tmp_path / "secret")).derive(Tenant("a"), "x")
     assert derived == SaltDeriver(b"one").derive(Tenant("a"), "x")
     assert SaltDeriver.from_file(None).derive(Tenant("a"), None) is not None
+    (tmp_path / "secret").write_text("\n")
+    with pytest.raises(ValueError, match="empty"):
+        SaltDeriver.from_file(str(tmp_path / "secret"))
 
 
 def test_where_there_are_no_tenants_a_clients_salt_is_its_own():
