@@ -11,9 +11,10 @@ from pagelet.local.log_files import RotatingLog
 from pagelet.local.machine import choose_gpus, next_share
 from pagelet.local.replica import HOST, Replica
 from pagelet.local.rollout import Phase, next_step
-from pagelet.local.state_dir import StateDir, write_atomically
+from pagelet.local.state_dir import StateDir
 from pagelet.local.status import PoolStatus
 from pagelet.local.wanted import PoolSpec, Wanted
+from pagelet.process.atomic import write_atomically
 from pagelet.process.listener import reserve
 from pagelet.process.runtime_dir import RuntimeDir
 

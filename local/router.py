@@ -9,8 +9,8 @@ import msgspec
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.local.server import Server
-from pagelet.local.state_dir import write_atomically
 from pagelet.local.status import ServerStatus
+from pagelet.process.atomic import write_atomically
 from pagelet.protocol.router import RouterConfig
 
 _STARTUP_SECONDS = 120.0

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pagelet.local.log_files import SUFFIX
+from pagelet.process.atomic import write_atomically
 
 
 class AlreadyRuns(Exception):
@@ -110,13 +111,3 @@ class StateDir:
     @property
     def _owner(self) -> Path:
         return self.path / "owner.json"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces a file's content in one step, readable for this user alone."""
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-    new.replace(path)

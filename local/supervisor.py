@@ -16,9 +16,10 @@ from pagelet.local.log_files import RotatingLog
 from pagelet.local.machine import visible_gpus
 from pagelet.local.pools import Pools
 from pagelet.local.router import Router
-from pagelet.local.state_dir import Owner, StateDir, write_atomically
+from pagelet.local.state_dir import Owner, StateDir
 from pagelet.local.status import Status
 from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.process.atomic import write_atomically
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.process.watched import WatchedPath
 from pagelet.protocol.inference_service.load import InvalidServices

@@ -1,17 +1,15 @@
 """Changes to a file of tenants: new keys, and keys that are taken back."""
 
-import contextlib
 import datetime
-import os
 import re
-import tempfile
-from collections.abc import Iterator
+import stat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
+from pagelet.process.atomic import write_atomically
 from pagelet.process.watched import WatchedPath
 from pagelet.protocol.api_keys import key_digest, new_key
 from pagelet.router.tenants.key_file import (
@@ -95,23 +93,8 @@ def _replace(path: Path, document: Any) -> None:
     else:
         text = yaml.safe_dump(document, sort_keys=False)
     try:
-        with _beside(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
+        write_atomically(path, text.encode(), mode)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file in the same folder, with the mode of the one that it will replace."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    os.close(fd)
-    temporary = Path(name)
-    try:
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o777)
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
