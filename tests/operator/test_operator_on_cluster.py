@@ -146,7 +146,11 @@ async def test_what_is_no_longer_wanted_goes(
     canary = {"weight": 10, "image": "agent:2"}
     await api.create(SERVICES, namespace, {**BODY, "spec": BODY["spec"] | {"canary": canary}})
     await is_made(api, namespace)
-    canary_objects = {key for key in await api.objects(namespace, NAME) if "canary" in key[1]}
+    canary_objects = {
+        key
+        for key, made in (await api.objects(namespace, NAME)).items()
+        if made["metadata"]["labels"].get("pagelet.dev/revision") == "canary"
+    }
     assert len(canary_objects) == 3
     await api.patch_service(namespace, NAME, {"canary": None})
 
