@@ -66,6 +66,7 @@ class Processor:
                 config.generation_defaults,
                 self.prompts.num_token_ids,
                 self.prompts.check_token_ids,
+                lambda text: tokenizer.encode(text, add_special_tokens=False),
             )
         except InvalidRequest as error:
             raise ConfigurationError(

@@ -23,6 +23,8 @@ MAX_STOP_CHARACTERS: Final = 4096
 """Of all stop strings of a request together."""
 MAX_LOGIT_BIASES: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 128
+MAX_BAD_WORDS: Final = 256
+MAX_BAD_WORD_CHARACTERS: Final = 256
 
 
 _INT64: Final = (-(2**63), 2**63 - 1)
@@ -47,6 +49,8 @@ class RequestedSampling:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -93,7 +97,8 @@ class SamplingBuilder:
     """Makes `SamplingParams` that the engine core may trust.
 
     `generation_defaults` are the model's own; `check_token_ids(param, ids)` raises InvalidRequest
-    for ids that are no tokens. Raises InvalidRequest if the defaults themselves are out of range.
+    for ids that are no tokens, and `encode` cuts a text into tokens. Raises InvalidRequest if the
+    defaults themselves are out of range.
     """
 
     def __init__(
@@ -101,7 +106,9 @@ class SamplingBuilder:
         generation_defaults: dict[str, Any],
         vocab_size: int,
         check_token_ids: Callable[[str, Collection[int]], None],
+        encode: Callable[[str], list[int]],
     ) -> None:
+        self._encode = encode
         self._vocab_size = vocab_size
         self._check_token_ids = check_token_ids
         self._defaults = generation_defaults
@@ -139,6 +146,11 @@ class SamplingBuilder:
         self._check_stops(values)
         if "logit_bias" in values:
             values["logit_bias"] = self._logit_bias(values["logit_bias"])
+        if "allowed_token_ids" in values:
+            values["allowed_token_ids"] = self._allowed_token_ids(values["allowed_token_ids"])
+        if values.get("bad_words"):
+            values["bad_words"] = list(dict.fromkeys(values["bad_words"]))
+            values["bad_word_token_ids"] = self._bad_word_token_ids(values["bad_words"])
         if not _INT64[0] <= values.get("seed", 0) <= _INT64[1]:
             raise InvalidRequest("seed must fit in 64 bits (signed)", "seed")
         return SamplingParams(**values)
@@ -195,6 +207,30 @@ class SamplingBuilder:
                 "stop_token_ids",
             )
         self._check_token_ids("stop_token_ids", token_ids)
+
+    def _allowed_token_ids(self, token_ids: Sequence[int]) -> list[int]:
+        if not token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
+        self._check_token_ids("allowed_token_ids", token_ids)
+        return sorted(set(token_ids))
+
+    def _bad_word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Each word as it is spelled at the beginning of a text and after a space (vLLM's rule)."""
+        if len(words) > MAX_BAD_WORDS or any(
+            not 0 < len(word) <= MAX_BAD_WORD_CHARACTERS for word in words
+        ):
+            raise InvalidRequest(
+                f"bad_words takes at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD_CHARACTERS} "
+                "characters",
+                "bad_words",
+            )
+        check_unicode("bad_words", *words)
+        spelled = [
+            tuple(self._encode(text))
+            for word in words
+            for text in (word.lstrip() or word, " " + word.lstrip())
+        ]
+        return [list(token_ids) for token_ids in dict.fromkeys(spelled) if token_ids]
 
     def _logit_bias(self, biases: dict[int, float]) -> dict[int, float] | None:
         if len(biases) > MAX_LOGIT_BIASES:

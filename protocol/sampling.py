@@ -30,6 +30,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit once for every time that it is in the output."""
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that may be drawn; None for all."""
+    bad_words: list[str] = []
+    """Texts that must not be generated; the processor spells them in `bad_word_token_ids`."""
+    bad_word_token_ids: list[list[int]] = []
+    """Sequences of tokens whose last one is not drawn where the answer ends in those before it."""
     seed: int | None = None
     """Random numbers depend on (seed, position) alone. The processor fills in fresh entropy for
     None, so it is never None inside of the engine."""

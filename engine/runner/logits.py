@@ -13,6 +13,7 @@ import torch
 
 from pagelet.engine.runner.inputs import to_device
 from pagelet.engine.runner.state import IntArray, RequestRows
+from pagelet.kernels.token_mask import mask_tokens
 
 _PENALTY_CHUNK_ELEMENTS = 1 << 24
 """Bounds the memory of the penalties' token and count matrices (128 MiB of int64)."""
@@ -21,8 +22,12 @@ _PENALTY_CHUNK_ELEMENTS = 1 << 24
 def adjust_logits(
     logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
 ) -> None:
-    """min_tokens, logit_bias and penalties, in vLLM's order; rows that ask for none stay as they
-    are."""
+    """allowed_token_ids, bad_words, min_tokens, logit_bias and penalties, in vLLM's order; rows
+    that ask for none stay as they are."""
+    if rows.allowed_tokens:
+        _keep_allowed(logits, rows, row_index)
+    if rows.bad_words:
+        _mask_bad_words(logits, rows, row_index, positions)
     if rows.end_token_ids:
         _mask_end_tokens(logits, rows, row_index, positions)
     if rows.logit_bias:
@@ -35,6 +40,34 @@ def adjust_logits(
     )
     if penalized.any():
         _penalize(logits, rows, row_index, positions, np.flatnonzero(penalized))
+
+
+def _keep_allowed(logits: torch.Tensor, rows: RequestRows, row_index: IntArray) -> None:
+    for index, row in enumerate(row_index.tolist()):
+        words = rows.allowed_tokens.get(row)
+        if words is not None:
+            mask_tokens(logits, torch.tensor([index]), torch.from_numpy(words[None]))
+
+
+def _mask_bad_words(
+    logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
+) -> None:
+    """A word counts only if all of it is generated. Reads the rows' last tokens, for which a GPU
+    is waited for."""
+    for index, row in enumerate(row_index.tolist()):
+        words = rows.bad_words.get(row)
+        if words is None:
+            continue
+        longest = max(map(len, words)) - 1
+        end = int(positions[index])
+        start = max(end - longest, int(rows.num_prompt_tokens[row]))
+        before = rows.token_ids[row, start:end].tolist()
+        completing = [
+            word[-1]
+            for word in words
+            if len(word) - 1 <= len(before) and before[len(before) - len(word) + 1 :] == word[:-1]
+        ]
+        logits[index, completing] = -math.inf
 
 
 def _mask_end_tokens(

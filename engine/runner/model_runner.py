@@ -56,7 +56,9 @@ from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
 """Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
 
-_BROKEN = "the model's logits for this request are not finite numbers"
+_BROKEN = (
+    "the model's logits for this request are not finite numbers, or it allows none of the tokens"
+)
 
 
 class ModelRunner:

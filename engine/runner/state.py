@@ -61,6 +61,10 @@ class RequestRows:
         ]  # a group: [max_num_seqs, max_blocks]
         self.logit_bias: dict[int, tuple[IntArray, npt.NDArray[np.float64]]] = {}
         """Token ids and what is added to their logits, of the rows that have any."""
+        self.allowed_tokens: dict[int, npt.NDArray[np.int32]] = {}
+        """A bit for each token id that may be drawn, of the rows that limit them."""
+        self.bad_words: dict[int, list[list[int]]] = {}
+        """Sequences of tokens that must not be completed, of the rows that have any."""
         self.end_token_ids: dict[int, IntArray] = {}
         """Tokens that may not come before min_tokens are out, of the rows that have it."""
         self._num_blocks = np.zeros((len(layout.groups), max_num_seqs), np.int64)
@@ -94,6 +98,8 @@ class RequestRows:
     def _drop(self, request_id: int) -> None:
         row = self._row_of.pop(request_id)
         self.logit_bias.pop(row, None)
+        self.allowed_tokens.pop(row, None)
+        self.bad_words.pop(row, None)
         self.end_token_ids.pop(row, None)
         self._free.append(row)
 
@@ -107,6 +113,10 @@ class RequestRows:
         if data.params.logit_bias:
             ids, biases = zip(*data.params.logit_bias.items(), strict=True)
             self.logit_bias[row] = np.array(ids, np.int64), np.array(biases, np.float64)
+        if data.params.allowed_token_ids is not None:
+            self.allowed_tokens[row] = _bits(data.params.allowed_token_ids)
+        if data.params.bad_word_token_ids:
+            self.bad_words[row] = data.params.bad_word_token_ids
         if data.params.min_tokens > 0:
             ends = {*data.eos_token_ids, *data.params.stop_token_ids}
             self.end_token_ids[row] = np.array(sorted(ends), np.int64)
@@ -118,6 +128,13 @@ class RequestRows:
             start = self._num_blocks[group, row]
             self.block_tables[group][row, start : start + len(ids)] = ids
             self._num_blocks[group, row] = start + len(ids)
+
+
+def _bits(token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    """int32 words up to the largest id, with the bits of these ids set."""
+    bits = np.zeros(-(-(max(token_ids) + 1) // 32) * 32, np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _params_record(params: SamplingParams) -> tuple[Any, ...]:

@@ -103,6 +103,14 @@ class Request:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def may_forbid_all(self) -> bool:
+        """Whether what the request forbids could leave no token to draw."""
+        params = self.params
+        return self.constraint is not None or bool(
+            params.allowed_token_ids or params.bad_word_token_ids
+        )
+
     def update_hashes(self, block_size: int) -> None:
         """Extends `block_hashes` to all full blocks of the known tokens."""
         hashes = self.block_hashes

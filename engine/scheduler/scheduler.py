@@ -393,7 +393,15 @@ class Scheduler:
             if sampled.prompt_logprobs and request.prompt_logprobs is not None:
                 self._add_prompt_logprobs(request, entry, sampled)
             if sampled.error is not None:
-                outputs.append(EngineCoreOutput(entry.request_id, [], "error", error=sampled.error))
+                outputs.append(
+                    EngineCoreOutput(
+                        entry.request_id,
+                        [],
+                        "error",
+                        error=sampled.error,
+                        request_fault=request.may_forbid_all,
+                    )
+                )
                 self._finish(request)
                 finished = True
                 continue

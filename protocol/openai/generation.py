@@ -46,6 +46,8 @@ class GenerationRequest(RequestBody):
     top_k: Integer | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
@@ -77,7 +79,6 @@ class GenerationRequest(RequestBody):
     store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
     use_beam_search: Annotated[Any, unsupported(False)] = None
     length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
-    bad_words: Annotated[Any, unsupported([])] = None
     spaces_between_special_tokens: Annotated[Any, unsupported(True)] = None
     truncate_prompt_tokens: Annotated[Any, unsupported()] = None
 

@@ -114,6 +114,40 @@ def test_every_row_is_sampled_as_the_slow_reference_does(requests, seed):
             )
 
 
+SMALL = st.integers(0, 4)
+
+
+@settings(max_examples=100)
+@given(
+    prompt=st.lists(SMALL, max_size=5),
+    output=st.lists(SMALL, max_size=8),
+    allowed=st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1),
+    bad_words=st.lists(st.lists(SMALL, min_size=1, max_size=4), max_size=6),
+    seed=st.integers(0, 2**32),
+)
+def test_tokens_that_may_not_be_drawn(prompt, output, allowed, bad_words, seed):
+    params = SamplingParams(
+        seed=seed,
+        allowed_token_ids=None if allowed is None else sorted({7, 33, *allowed}),
+        bad_word_token_ids=bad_words,
+    )
+    plain = random_logits(seed, 2)
+    rows, row_index, positions = make_rows(
+        [(1, prompt, output, SamplingParams(seed=seed)), (1, prompt, output, params)]
+    )
+    expected = plain[1].clone()
+    for token in range(VOCAB):
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            expected[token] = -math.inf
+        if any([*output, token][-len(word) :] == word for word in bad_words):
+            expected[token] = -math.inf
+    sampled = sample_tokens(plain[:2].clone(), rows, row_index, positions)
+    assert sampled.token_ids.tolist() == [
+        reference(plain[0], 1, prompt, output, params),
+        reference(expected, 1, prompt, output, params),
+    ]
+
+
 @settings(max_examples=50)
 @given(requests=REQUESTS, seed=st.integers(0, 2**32), order=st.randoms())
 def test_a_row_is_the_same_alone_and_in_any_batch(requests, seed, order):
