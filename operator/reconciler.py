@@ -71,7 +71,12 @@ class Reconciler:
                     body, invalid_status(status, _generation(body), str(error), _now())
                 )
                 return False
-            refusals = await self._apply(key, body, service)
+            try:
+                refusals = await self._apply(key, body, service)
+            except ApiError as error:
+                if error.namespace_ends:
+                    return False
+                raise
             await self._report(body, await self._observe(key, body, service, refusals))
         if refusals:
             raise Refused("; ".join(refusals))
@@ -103,7 +108,7 @@ class Reconciler:
                 self._children.saw(after)
                 self._metrics.applied.value += 1
             except ApiError as error:
-                if not _is_refusal(error):
+                if error.namespace_ends or not _is_refusal(error):
                     raise
                 refusals.append(_refusal(made, error))
         if not refusals:

@@ -44,7 +44,10 @@ class Recorder:
             try:
                 await self._write(service, condition, "Warning" if bad else "Normal")
             except (ApiError, *UNREACHABLE) as error:
-                log.warning("cannot write an event: %s", error)
+                ends = isinstance(error, ApiError) and error.namespace_ends
+                log.log(
+                    logging.DEBUG if ends else logging.WARNING, "cannot write an event: %s", error
+                )
 
     async def _write(self, service: Object, condition: Condition, kind: str) -> None:
         metadata = service["metadata"]

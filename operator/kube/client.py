@@ -37,6 +37,11 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
 
+    @property
+    def namespace_ends(self) -> bool:
+        """Whether it was refused because all of the namespace is being deleted."""
+        return self.code == 403 and "because it is being terminated" in self.message
+
 
 class Client:
     """One API server. Close it in the end."""

@@ -1,5 +1,6 @@
 """What the tests of the operator share: an API server, and a namespace of each test's own."""
 
+import contextlib
 import os
 import sys
 import uuid
@@ -9,6 +10,7 @@ from pathlib import Path
 import kopf
 import pytest
 
+from pagelet.operator.kube.client import NotFound
 from pagelet.operator.planning.context import Context
 from pagelet.protocol.inference_service.crd import custom_resource_definition
 from support.cluster import Api
@@ -57,4 +59,5 @@ async def namespace(api: Api) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
     yield name
-    await api.request("DELETE", f"/api/v1/namespaces/{name}")
+    with contextlib.suppress(NotFound):
+        await api.request("DELETE", f"/api/v1/namespaces/{name}")

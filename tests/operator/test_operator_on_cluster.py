@@ -272,3 +272,23 @@ async def test_a_service_whose_operator_is_gone_can_be_deleted(
     with pytest.raises(NotFound):
         await api.service(namespace, NAME)
     await eventually(lambda: nothing_is_left(api, namespace))
+
+
+async def test_a_namespace_can_be_deleted_with_its_services(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    await api.create(SERVICES, namespace, BODY)
+    await is_made(api, namespace)
+    path = f"/api/v1/namespaces/{namespace}"
+    await api.request("DELETE", path)
+
+    async def gone() -> bool:
+        await api.end_pods(namespace)
+        try:
+            await api.request("GET", path)
+        except NotFound:
+            return True
+        return False
+
+    await eventually(gone)
+    assert "WARNING" not in operator["log"].read_text()

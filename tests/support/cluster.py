@@ -80,6 +80,15 @@ class Api(Client):
                     content_type="application/strategic-merge-patch+json",
                 )
 
+    async def end_pods(self, namespace: str) -> None:
+        """Takes pods that are to go away, as a kubelet would."""
+        pods = await self.request("GET", f"/api/v1/namespaces/{namespace}/pods")
+        for pod in pods["items"]:
+            if pod["metadata"].get("deletionTimestamp"):
+                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+                with contextlib.suppress(NotFound):
+                    await self.request("DELETE", path, {"gracePeriodSeconds": "0"})
+
     async def deployment(self, namespace: str, name: str) -> Object:
         """A Deployment."""
         return await self.get(DEPLOYMENTS, namespace, name)
