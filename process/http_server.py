@@ -13,6 +13,10 @@ from pagelet.process.bounded_head import BoundedHeadProtocol
 _CLOSE_SECONDS = 2
 """For answers to leave the kernel's buffers once all requests have ended."""
 
+_KEEP_ALIVE_SECONDS = 75
+"""Of an idle connection, longer than clients and load balancers keep theirs (httpx 5 s, most cloud
+load balancers 60 s): whoever closes first cannot lose a request that the other has just sent."""
+
 
 class HTTPServer(uvicorn.Server):
     """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
@@ -28,6 +32,7 @@ class HTTPServer(uvicorn.Server):
             access_log=False,
             log_config=None,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
         super().__init__(config)
