@@ -83,8 +83,8 @@ def _show_state(kubectl: Kubectl, operator: Kubectl) -> None:
     for who, *arguments in (
         (kubectl, "get", "inferenceservices,pods,deployments,endpointslices", "--output=wide"),
         (kubectl, "get", "events", "--sort-by=.lastTimestamp"),
-        (kubectl, "logs", "--prefix", "--tail=40", "--selector=app.kubernetes.io/name=pagelet"),
-        (operator, "logs", "--prefix", "--tail=80", "--selector=app.kubernetes.io/name"),
+        (kubectl, "logs", "--prefix", "--tail=15", "--selector=app.kubernetes.io/name=pagelet"),
+        (operator, "logs", "--prefix", "--tail=30", "--selector=app.kubernetes.io/name"),
     ):
         try:
             print(who.run(*arguments))

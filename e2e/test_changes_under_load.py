@@ -112,7 +112,8 @@ def delete_a_pod(kubectl: Kubectl) -> None:
 KILL_ENGINE = """
 import os, pathlib, signal
 for process in pathlib.Path("/proc").glob("[0-9]*"):
-    if b"engine.core.process" in (process / "cmdline").read_bytes():
+    own = int(process.name) == os.getpid()
+    if not own and b"engine.core.process" in (process / "cmdline").read_bytes():
         os.kill(int(process.name), signal.SIGKILL)
         print("killed", process.name)
 """

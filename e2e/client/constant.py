@@ -32,6 +32,8 @@ class ConstantStreams:
 
     def __init__(self, kubectl: Kubectl, image: str, url: str, model: str, workers: int) -> None:
         self._kubectl = kubectl
+        self.answers: dict[str, dict[str, int]] = {}
+        """By question: each text that came, and how often."""
         command = ["python3", "-c", _SCRIPT.read_text(), url, model, str(workers)]
         self._pod: dict[str, Any] = {
             "apiVersion": "v1",
@@ -59,7 +61,7 @@ class ConstantStreams:
         summary = lines[-1]["summary"]
         say(f"{summary['completed']} streams completed, {summary['failed']} failed")
         assert summary["failed"] == 0, [line for line in lines if "failed" in line]
-        self.answers: dict[str, dict[str, int]] = summary["answers"]
+        self.answers = summary["answers"]
         self._kubectl.run("delete", "pod", _POD, "--now")
 
     def completed(self) -> int:
