@@ -5,8 +5,10 @@ long. Verdicts are kept, and shared by content.
 """
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -23,6 +25,7 @@ from pagelet.protocol.structured import Grammar
 
 _WORKERS: Final = 2
 _MOST_VERDICTS: Final = 4096
+_RETRY_SECONDS: Final = 60.0
 _LOAD_SECONDS: Final = 60.0
 """For a process to be there, and for a library to be imported."""
 
@@ -36,6 +39,8 @@ class GrammarChecker:
         self._own = threading.local()
         self._lock = threading.Lock()
         self._verdicts: OrderedDict[bytes, Future[str]] = OrderedDict()
+        self._retry_at: dict[bytes, float] = {}
+        """When grammars may be tried again that ran into a limit, perhaps of a busy machine."""
         self._processes: list[_CheckProcess] = []
 
     def check(self, grammar: Grammar) -> Future[str]:
@@ -43,12 +48,13 @@ class GrammarChecker:
         with self._lock:
             key = grammar.key
             verdict = self._verdicts.get(key)
-            if verdict is None:
+            if verdict is None or self._retry_at.get(key, math.inf) < time.monotonic():
+                self._retry_at.pop(key, None)
                 verdict = self._verdicts[key] = self._threads.submit(self._check, grammar)
                 if len(self._verdicts) > _MOST_VERDICTS:
-                    self._verdicts.popitem(last=False)
-            else:
-                self._verdicts.move_to_end(key)
+                    dropped, _ = self._verdicts.popitem(last=False)
+                    self._retry_at.pop(dropped, None)
+            self._verdicts.move_to_end(key)
             return verdict
 
     def close(self) -> None:
@@ -62,7 +68,11 @@ class GrammarChecker:
         if process is None:
             process = self._own.process = _CheckProcess(self._options)
             self._processes.append(process)
-        return process.check(grammar)
+        error, final = process.check(grammar)
+        if not final:
+            with self._lock:
+                self._retry_at[grammar.key] = time.monotonic() + _RETRY_SECONDS
+        return error
 
 
 def refuse(grammar_error: str, param: str) -> InvalidRequest:
@@ -80,7 +90,8 @@ class _CheckProcess:
         self._socket: socket.socket | None = None
         self._decoder = msgspec.msgpack.Decoder(Verdict)
 
-    def check(self, grammar: Grammar) -> str:
+    def check(self, grammar: Grammar) -> tuple[str, bool]:
+        """What is wrong with a grammar, and whether that is so for good."""
         limits = self._options.structured
         try:
             sock = self._connect()
@@ -89,12 +100,13 @@ class _CheckProcess:
                 sock.settimeout(_LOAD_SECONDS)
                 recv_frame(sock, self._decoder)
             sock.settimeout(limits.compile_seconds)
-            return recv_frame(sock, self._decoder).error
+            return recv_frame(sock, self._decoder).error, True
         except TimeoutError:
             self._kill()
-            return f"it takes more than {limits.compile_seconds:g} s to compile; make it simpler"
+            seconds = limits.compile_seconds
+            return f"it takes more than {seconds:g} s to compile; make it simpler", False
         except (OSError, EOFError):
-            return f"it cannot be compiled ({self._kill()}); make it simpler"
+            return f"it cannot be compiled ({self._kill()}); make it simpler", False
 
     def close(self) -> None:
         self._kill()

@@ -79,7 +79,7 @@ class GenerationRequest(RequestBody):
     store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
     use_beam_search: Annotated[Any, unsupported(False)] = None
     length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
-    spaces_between_special_tokens: Annotated[Any, unsupported(True)] = None
+    spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
     truncate_prompt_tokens: Annotated[Any, unsupported()] = None
 
     # SGLang's, which vllm-router adds to every request with these values.
