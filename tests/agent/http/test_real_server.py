@@ -257,8 +257,8 @@ FIELDS = {
             }
         ),
         max_size=2,
-    ),
-    "tools": st.sampled_from([[], [{}]]),
+    )
+    | st.just([{}]),
     "user": texts,
     "suffix": st.sampled_from(["", "x"]),
     "best_of": st.integers(0, 2),

@@ -1,5 +1,7 @@
 """Grammars that a process may die of, and those that come after."""
 
+import json
+
 import pytest
 
 from pagelet.engine.structured import checker as checker_module
@@ -11,9 +13,7 @@ GOOD = Grammar("llguidance", "regex", "[a-z]+")
 BOMB = Grammar(
     "llguidance",
     "json_schema",
-    '{{"allOf": [{}]}}'.format(
-        ", ".join(f'{{"type": "string", "pattern": ".*a{i}.*"}}' for i in range(20))
-    ),
+    json.dumps({"allOf": [{"type": "string", "pattern": f".*a{i}.*"} for i in range(20)]}),
 )
 
 
