@@ -69,6 +69,7 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         ("quantization", engine.quantization, default.quantization),
         ("load-format", engine.load_format, default.load_format),
         ("max-model-len", engine.max_model_len, None),
+        ("kv-cache-dtype", cache.dtype, default_cache.dtype),
         ("block-size", cache.block_size, default_cache.block_size),
         ("kv-cache-memory", None if cache.memory is None else bytes_of(cache.memory), None),
         ("memory-utilization", cache.memory_fraction, None),

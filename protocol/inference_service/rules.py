@@ -218,6 +218,14 @@ def _engine_rules(
             ),
         ),
         rule(
+            at="accelerator",
+            holds=f"!has(self.accelerator) || {engine}.kvCache.dtype == 'auto'",
+            message="kvCache.dtype {dtype} is for the CPU: with an accelerator write auto, or "
+            "leave the accelerator out",
+            values={"dtype": (f"{engine}.kvCache.dtype", value(lambda e: e.kv_cache.dtype))},
+            check=lambda spec, engine: spec.accelerator is None or engine.kv_cache.dtype == "auto",
+        ),
+        rule(
             at="resources",
             holds=f"has(self.accelerator) || !has({kv}) || !has({limit}) || "
             f"quantity(string({kv})).asApproximateFloat() * double({data}) < "

@@ -151,6 +151,13 @@ BROKEN = [
         "replica, and accelerator.count is 2: set it to 4, or the sizes so that their product is 2",
     ),
     Broken(
+        "KV cache dtype",
+        service(accelerator=GPUS, engine={"dataParallelSize": 2, "kvCache": {"dtype": "int8"}}),
+        "spec.accelerator",
+        "engine.kvCache.dtype int8 is for the CPU: with an accelerator write auto, or leave the "
+        "accelerator out",
+    ),
+    Broken(
         "quantization",
         service(accelerator=GPUS, engine={"dataParallelSize": 2, "quantization": "int8"}),
         "spec.accelerator",
@@ -167,6 +174,20 @@ BROKEN = [
         "spec.canary",
         "canary.engine.quantization int4 is for the CPU: with an accelerator write auto, or leave "
         "the accelerator out",
+    ),
+    Broken(
+        "canary's KV cache dtype",
+        service(
+            accelerator=GPUS,
+            engine={"dataParallelSize": 2},
+            canary={
+                "weight": 1,
+                "engine": {"dataParallelSize": 2, "kvCache": {"dtype": "bfloat16"}},
+            },
+        ),
+        "spec.canary",
+        "canary.engine.kvCache.dtype bfloat16 is for the CPU: with an accelerator write auto, or "
+        "leave the accelerator out",
     ),
     Broken(
         "cache larger than the pod",

@@ -56,7 +56,12 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
             "quantization": "int8",
             "loadFormat": "dummy",
             "maxModelLen": 4096,
-            "kvCache": {"memory": "1.5Gi", "blockSize": 32, "prefixCaching": False},
+            "kvCache": {
+                "memory": "1.5Gi",
+                "dtype": "int8",
+                "blockSize": 32,
+                "prefixCaching": False,
+            },
             "maxNumSeqs": 7,
             "maxNumBatchedTokens": 99,
             "maxStepSeconds": 0.25,
@@ -91,6 +96,7 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
         },
         "cache": {
             "block_size": 32,
+            "kv_cache_dtype": "int8",
             "kv_cache_memory_bytes": 3 << 29,
             "enable_prefix_caching": False,
         },
