@@ -1,6 +1,8 @@
 """The cluster that all scenarios share, with Pagelet's images and its operator on it."""
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +69,8 @@ def kubectl(
     kubeconfig: Path, request: pytest.FixtureRequest, operator: Kubectl
 ) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own. After a failure it shows what was there."""
-    namespace = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-")
-    namespace = namespace.rstrip("]")[:50].rstrip("-")
+    words = re.findall(r"[a-z0-9]+", request.node.name.removeprefix("test_"))
+    namespace = f"{'-'.join(words)[:40]}-{secrets.token_hex(3)}"
     everywhere = Kubectl(kubeconfig)
     everywhere.run("create", "namespace", namespace)
     made = Kubectl(kubeconfig, namespace)
