@@ -51,12 +51,16 @@ class UpstreamRequest:
 
 class Lost(Exception):
     """A replica did not bring an answer to its end. `kind` says whose fault it may be: `death`
-    perhaps the request's, `refusal` the replica's load, `leave` nobody's."""
+    perhaps the request's, `refusal` the replica's load, `leave` nobody's. `outcome` is for the
+    record, and never quotes what a replica said."""
 
-    def __init__(self, kind: Literal["death", "refusal", "leave"], error: ApiError) -> None:
-        super().__init__(str(error))
+    def __init__(
+        self, kind: Literal["death", "refusal", "leave"], error: ApiError, outcome: str
+    ) -> None:
+        super().__init__(outcome)
         self.kind = kind
         self.error = error
+        self.outcome = outcome
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,10 +119,11 @@ class Forwarding:
                     await self._exchange.end(END)
                     outcome, ok = "completed", True
                     return
-                outcome = str(error)
                 if self._mid_event:
                     await self._exchange.write(b"\n\n")
-                self._on_cut(opened.replica, error)
+                lost = self._lost_in(opened.replica, error)
+                outcome = lost.outcome
+                self._go_on_elsewhere(opened.replica, lost)
             finally:
                 self._count()
                 # What a stream that goes on finds in a cache is not what was predicted for its
@@ -153,7 +158,7 @@ class Forwarding:
                 response = await self._send(replica)
             except Lost as error:
                 lost = error
-                attempt.outcome = str(error)
+                attempt.outcome = lost.outcome
                 ticket.on_end(time.monotonic(), ok=False)
                 self._excluded.add(replica.id)
                 self._may_retry(lost)
@@ -168,7 +173,7 @@ class Forwarding:
 
     async def _wait(self, lost: Lost | None) -> None:
         """Until there may be a replica to ask. Raises `ApiError` when the time is up."""
-        if lost is not None and lost.error.status == 429:
+        if lost is not None and lost.error.status == 429 and not self._exchange.status:
             raise lost.error  # all are full
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -228,11 +233,12 @@ class Forwarding:
     def _refused(self, replica: Replica, response: Response, body: bytes) -> Lost:
         """What an answer of 429 or of 500 and above means."""
         error = _error_of(response, body)
+        outcome = f"HTTP {response.status} {error.detail.code or ''}".rstrip()
         if response.status in _REFUSALS and error.detail.code != _ENGINE_DEAD:
             self._pool.on_refusal(replica, _seconds(response.header(b"retry-after")))
-            return Lost("refusal", error)
+            return Lost("refusal", error, outcome)
         self._pool.on_failure(replica)
-        return Lost("death", error)
+        return Lost("death", error, outcome)
 
     # From the first byte on.
 
@@ -256,6 +262,7 @@ class Forwarding:
         if journal is not None and opened.replica.is_pagelet:
             events = journaled_events(opened.response, journal, idle_timeout)
         else:
+            opened.response.can_move = False
             events = plain_events(opened.response, idle_timeout)
         tokens = 0 if journal is None else journal.num_tokens
         last = b""
@@ -280,23 +287,28 @@ class Forwarding:
         self._record.ttft_seconds = self._record.elapsed()
         self._record.note("first_byte")
 
-    def _on_cut(self, replica: Replica, error: UpstreamError | StreamFailed) -> None:
-        """An answer broke off. Raises `ApiError` if it cannot be had from another replica."""
+    def _lost_in(self, replica: Replica, error: UpstreamError | StreamFailed) -> Lost:
+        """What it means that an answer broke off. Raises `ApiError` if any replica would say it."""
         if isinstance(error, StreamFailed):
             failure = _decode_error(502, error.error)
             if failure.detail.type != "server_error":
-                raise failure  # another replica would say the same
-            lost = Lost("death", failure)
+                raise failure
+            lost = Lost("death", failure, f"error event {failure.detail.code or ''}".rstrip())
             self._pool.on_failure(replica)
         else:
-            self._pool.on_failure(replica, error)
             lost = _lost(error)
+            self._pool.on_failure(replica, error)
         if replica.health in ("draining", "gone"):
             lost.kind = "leave"
+        return lost
+
+    def _go_on_elsewhere(self, replica: Replica, lost: Lost) -> None:
+        """Prepares the next attempt. Raises `ApiError` if there can be none."""
         if self._exchange.status and not (self._journal is not None and self._journal.begun):
             raise ApiError(
                 502,
-                f"The server of this stream failed, and another one cannot go on with it: {error}",
+                "The server of this stream failed, and another one cannot go on with it: "
+                f"{lost.outcome}",
                 code="stream_broken",
                 reason="upstream",
             )
@@ -308,13 +320,13 @@ class Forwarding:
 def _lost(error: UpstreamError) -> Lost:
     match error:
         case ReplicaLeaves():
-            return Lost("leave", _upstream_error(503, error))
+            return Lost("leave", _upstream_error(503, error), str(error))
         case ConnectFailed():
-            return Lost("refusal", _upstream_error(503, error))
+            return Lost("refusal", _upstream_error(503, error), str(error))
         case UpstreamTimeout():
-            return Lost("death", _upstream_error(504, error))
+            return Lost("death", _upstream_error(504, error), str(error))
         case _:
-            return Lost("death", _upstream_error(502, error))
+            return Lost("death", _upstream_error(502, error), str(error))
 
 
 def _upstream_error(status: int, error: UpstreamError) -> ApiError:

@@ -165,7 +165,7 @@ class ReplicaPool:
         replica.upstream.close()
         if replica.is_pagelet and self.available:
             # Others can go on with its streams, so that nobody has to wait for its end.
-            replica.upstream.interrupt(ReplicaLeaves("the replica leaves"))
+            replica.upstream.move(ReplicaLeaves("the replica leaves"))
 
     def _set_capacity(self) -> None:
         """What replicas that take requests may have in flight. What others still work on, as in a

@@ -82,7 +82,7 @@ class Prober:
             _log.debug("probe of replica %s: %s", replica.id, error)
         if health == "hung":
             silent_since = began - (_SILENT_PROBES - 1) * _TIMEOUT
-            replica.upstream.interrupt(UpstreamTimeout("the replica is hung"), silent_since)
+            replica.upstream.interrupt_silent(UpstreamTimeout("the replica is hung"), silent_since)
         if health != replica.health:
             level = logging.INFO if health in ("ready", "draining") else logging.WARNING
             _log.log(level, "replica %s is %s", replica.id, health)

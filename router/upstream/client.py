@@ -34,6 +34,8 @@ class Response:
     def __init__(self, upstream: "Upstream", connection: Connection) -> None:
         self.status = 0
         self.headers: Headers = []
+        self.can_move = True
+        """Whether the answer can be had elsewhere if the server leaves."""
         self._upstream = upstream
         self._connection = connection
         self._chunks: deque[bytes] = deque()
@@ -191,11 +193,16 @@ class Upstream:
             raise
         return response
 
-    def interrupt(self, error: UpstreamError, silent_since: float | None = None) -> None:
-        """Ends the answers under way as if the server had failed, or those to which nothing was
-        added after `silent_since`."""
+    def interrupt_silent(self, error: UpstreamError, since: float) -> None:
+        """Ends the answers to which nothing was added after `since` as if the server had failed."""
         for response in list(self._open):
-            if silent_since is None or response.last_activity <= silent_since:
+            if response.last_activity <= since:
+                response.interrupt(error)
+
+    def move(self, error: UpstreamError) -> None:
+        """Ends the answers that can be had elsewhere as if the server had failed."""
+        for response in list(self._open):
+            if response.can_move:
                 response.interrupt(error)
 
     def release(self, response: Response, connection: Connection | None) -> None:

@@ -1,13 +1,15 @@
 """What becomes of streams whose replica fails in their midst, event by event."""
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagelet.protocol.router import ModelRoute, Pool
 from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed
-from support.scripted_replica import DONE, ScriptedReplica, error, event, stream
+from support.scripted_replica import DONE, ScriptedReplica, error, event, scripted, stream
 
 SERVER_ERROR = (
     b'data: {"error":{"message":"died","type":"server_error","param":null,"code":"x"}}\n\n'
@@ -158,6 +160,28 @@ async def test_answers_of_several_prompts_go_on_each_from_its_own_state(routed) 
         answers = script.asked[1].body["pagelet"]["resume"]["answers"]
         assert [answer["begun"] for answer in answers] == [True, False, False, True]
         assert [answer["finished"] for answer in answers] == [False, False, False, True]
+
+
+async def test_what_cannot_go_on_elsewhere_may_finish_where_it_is(routed, tmp_path) -> None:
+    replicas = [ScriptedReplica() for _ in range(2)]
+    for replica in replicas:
+        replica.answer = stream(b"event: x\ndata: 1\n\n", b"data: 2\n\n", pause=1.0)
+    file = tmp_path / "replicas.json"
+    async with scripted(replicas):
+        file.write_text(json.dumps([{"id": r.url, "url": r.url} for r in replicas]))
+        models = [ModelRoute(pools=[Pool(replicas_file=str(file))])]
+        options = {"wait": False, "config": {"models": models}, "idle_timeout": 10.0}
+        async with routed(ScriptedReplica(), **options) as fleet:
+            await fleet.wait_for(lambda: fleet.num_available == 2)
+            body = {"stream": True, "input": "i"}
+            asking = asyncio.create_task(fleet.post(body, path="/v1/responses"))
+            await fleet.wait_for(lambda: any(replica.asked for replica in replicas))
+            (stays,) = (replica for replica in replicas if not replica.asked)
+            await asyncio.sleep(0.2)
+            file.write_text(json.dumps([{"id": stays.url, "url": stays.url}]))
+            await fleet.wait_for(lambda: fleet.num_available == 1)
+            assert (await asking).content == b"event: x\ndata: 1\n\ndata: 2\n\n"
+            assert not stays.asked
 
 
 @pytest.mark.parametrize("pagelet", [False, True])

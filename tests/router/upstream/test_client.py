@@ -128,8 +128,11 @@ async def test_what_came_before_an_interruption_can_still_be_read() -> None:
         loop = asyncio.get_running_loop()
         while not response._chunks:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        upstream.interrupt(UpstreamError("not yet"), silent_since=loop.time() - 10)
-        upstream.interrupt(UpstreamError("leaves"))
+        upstream.interrupt_silent(UpstreamError("not yet"), since=loop.time() - 10)
+        response.can_move = False
+        upstream.move(UpstreamError("not this"))
+        response.can_move = True
+        upstream.move(UpstreamError("leaves"))
         assert await response.read(5) == b"a"
         with pytest.raises(UpstreamError, match="leaves"):
             await response.read(5)
