@@ -274,7 +274,7 @@ class AsyncLLM:
         engine = self._least_loaded()
         stream = RequestStream(len(wanted), self._abort_stream)
         stream.engine_index = engine.client.engine_index
-        stream.num_prompt_tokens = len(token_ids)
+        stream.num_prompt_tokens = len(requests[0].prompt_token_ids)
         for index, request in wanted:
             request.request_id = next(self._ids)
             goes_on = self._outputs.register(

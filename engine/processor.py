@@ -97,7 +97,7 @@ class Processor:
         without one, each gets fresh entropy. `so_far` are the answers that another engine began.
         Raises InvalidRequest.
         """
-        prompt = list(prompt_token_ids)
+        prompt = truncated(prompt_token_ids, sampling.truncate_prompt_tokens)
         room = self._check_prompt(prompt, sampling.max_tokens)
         params = self._sampling.build(sampling, room)
         if not _PRIORITY[0] <= priority <= _PRIORITY[1]:
@@ -165,6 +165,18 @@ class Processor:
             )
         self.prompts.check_token_ids("prompt", prompt)
         return room
+
+
+def truncated(prompt: Sequence[int], most_tokens: int | None) -> list[int]:
+    """The prompt's last tokens, or all for None. Raises InvalidRequest."""
+    if most_tokens is None:
+        return list(prompt)
+    if most_tokens < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be at least 1, got {most_tokens}",
+            "truncate_prompt_tokens",
+        )
+    return list(prompt[-most_tokens:])
 
 
 def _check_cache_salt(cache_salt: str) -> None:

@@ -27,6 +27,7 @@ MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_CHARACTERS: Final = 256
 
 
+_NOT_SAMPLING: Final = ("default_max_tokens", "structured", "truncate_prompt_tokens")
 _INT64: Final = (-(2**63), 2**63 - 1)
 
 
@@ -62,6 +63,8 @@ class RequestedSampling:
     detokenize: bool | None = None
     structured: RequestedGrammar | None = None
     """What the answer must match."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many tokens of the prompt's end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,7 @@ class SamplingBuilder:
         values = dict(self._defaults)
         default = requested.default_max_tokens
         for field in dataclasses.fields(requested):
-            if field.name in ("default_max_tokens", "structured"):
+            if field.name in _NOT_SAMPLING:
                 continue
             value = getattr(requested, field.name)
             if value is not None:

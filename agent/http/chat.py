@@ -19,6 +19,7 @@ from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.outputs import RequestOutput
+from pagelet.engine.processor import truncated
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import (
     AssistantMessage,
@@ -52,6 +53,7 @@ async def _respond(
         prompt = await server.llm.render_chat(messages, **body.template_options())
     else:
         [prompt] = given_prompts(hints.prompt_token_ids, 1)
+    prompt = truncated(prompt, body.truncate_prompt_tokens)
     sampling = chat_sampling(body)
     plan = server.message_forms.plan(body, prompt, sampling)
     try:

@@ -20,6 +20,7 @@ from pagelet.agent.http.sampling import completion_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.engine.outputs import RequestOutput
+from pagelet.engine.processor import truncated
 from pagelet.protocol.openai.completions import (
     Completion,
     CompletionChoice,
@@ -134,11 +135,12 @@ async def _prepare(
     if isinstance(prompt, str):
         if given is None:
             given = await llm.encode(prompt, body.add_special_tokens is not False)
+        given = truncated(given, body.truncate_prompt_tokens)
         return _Prompt(prompt if body.echo else "", given)
     shown = ""
     if body.echo:
         shown = await llm.decode(prompt, body.skip_special_tokens is not False)
-    return _Prompt(shown, prompt)
+    return _Prompt(shown, truncated(prompt, body.truncate_prompt_tokens))
 
 
 def _choice(job: _Job, number: int, index: int, answer: Collected) -> CompletionChoice:

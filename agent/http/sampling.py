@@ -15,7 +15,7 @@ _COMPLETION_MAX_TOKENS = 16
 _SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("allowed_token_ids", "bad_words"),
+    *("allowed_token_ids", "bad_words", "truncate_prompt_tokens"),
     *("stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
 )
 

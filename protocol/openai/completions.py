@@ -43,6 +43,8 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _consistent(self) -> "CompletionRequest":
         self.check_stream()
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise invalid("truncate_prompt_tokens", "cannot go with 'echo': true")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid(
                 "best_of", f"is not supported other than as 'n' (here {self.n or 1}); leave it out"

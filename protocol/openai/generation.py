@@ -51,6 +51,7 @@ class GenerationRequest(RequestBody):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
+    truncate_prompt_tokens: Integer | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
@@ -80,7 +81,6 @@ class GenerationRequest(RequestBody):
     use_beam_search: Annotated[Any, unsupported(False)] = None
     length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
     spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
-    truncate_prompt_tokens: Annotated[Any, unsupported()] = None
 
     # SGLang's, which vllm-router adds to every request with these values.
     no_stop_trim: Annotated[Any, unsupported(False)] = None

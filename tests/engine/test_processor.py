@@ -347,3 +347,18 @@ def test_default_of_max_tokens_is_cut_to_the_room(length: int, expected: int) ->
     wanted = RequestedSampling(default_max_tokens=16)
     (request,) = PROCESSOR.process([0] * length, wanted, request_id="r")
     assert request.params.max_tokens == expected
+
+
+def test_prompts_are_truncated_at_their_beginning():
+    processor = make_processor()
+    prompt = [8, 9, 10, 11, 12, 13]
+
+    def process(most_tokens):
+        sampling = RequestedSampling(truncate_prompt_tokens=most_tokens)
+        return processor.process(prompt, sampling, request_id="r")[0].prompt_token_ids
+
+    assert process(None) == prompt
+    assert process(3) == [11, 12, 13]
+    assert process(100) == prompt
+    with pytest.raises(InvalidRequest, match="at least 1"):
+        process(0)

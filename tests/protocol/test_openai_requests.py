@@ -28,7 +28,6 @@ NOT_SERVED = {
     "reasoning_effort": (None, "low"),
     "verbosity": ("medium", "low"),
     "use_beam_search": (False, True),
-    "truncate_prompt_tokens": (None, 5),
     "chat_template": (None, "{{ 1 }}"),
     "documents": ([], [{"text": "a"}]),
     "echo": (False, True),
