@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -51,9 +52,12 @@ class Cluster:
         self._on_every_node("tag", image, name)
 
     def _on_every_node(self, *command: str) -> None:
-        for index in range(1, self.layout.nodes + 1):
+        def on_node(index: int) -> None:
             socket = self.layout.folder / f"node-{index}" / "run/containerd/containerd.sock"
             run("ctr", f"--address={socket}", "--namespace=k8s.io", "images", *command)
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(on_node, range(1, self.layout.nodes + 1)))
 
     def destroy_node(self, index: int) -> None:
         """Ends node `index`, counted from 1, with all that runs on it."""

@@ -69,14 +69,25 @@ def find_go() -> tuple[str, str]:
     return found, line.strip()
 
 
+def is_built(program: Program) -> bool:
+    """Whether `build` has nothing left to do."""
+    try:
+        return _place(program, find_go()[1]).exists()
+    except CannotBuild:
+        return False
+
+
+def _place(program: Program, go_version: str) -> Path:
+    sources = [path.read_bytes() for path in sorted((_MODULES / program.name).iterdir())]
+    what = [go_version.encode(), repr(program).encode(), *sources]
+    key = hashlib.sha256(b"\0".join(what)).hexdigest()[:16]
+    return CACHE / "bin" / f"{program.name}-{key}"
+
+
 def build(program: Program) -> Path:
     """Path of the built program. Quick when nothing changed. Raises `CannotBuild`."""
     go, version = find_go()
-    module = _MODULES / program.name
-    sources = [path.read_bytes() for path in sorted(module.iterdir())]
-    what = [version.encode(), repr(program).encode(), *sources]
-    key = hashlib.sha256(b"\0".join(what)).hexdigest()[:16]
-    built = CACHE / "bin" / f"{program.name}-{key}"
+    module, built = _MODULES / program.name, _place(program, version)
     if built.exists():
         return built
     built.parent.mkdir(parents=True, exist_ok=True)
