@@ -173,4 +173,5 @@ def test_the_api_server_is_away(
         with local.without("kube-apiserver"):
             say(f"The API server is away for {API_SERVER_AWAY_SECONDS:.0f} s")
             time.sleep(API_SERVER_AWAY_SECONDS)
+        wait_for("the API server", lambda: kubectl.run("get", "--raw=/readyz") == "ok")
         patch(kubectl, '{"replicas": 2}')
