@@ -57,7 +57,7 @@ class Inference:
         body, record = self.body, self.record
         model = self._resolve()
         record.model, record.stream = model.name, body.stream
-        record.answers = body.n * body.num_prompts
+        record.answers = body.num_answers
         session = self.exchange.header(self.state.config.routing.session_header.encode())
         ref = self.state.models.choose_pool(
             model, lambda: conversation_key(body.data, session), self.state.available
@@ -97,7 +97,7 @@ class Inference:
                 body=_Bodies(body, salt, prompts, resumable).body if generates else self._as_it_is,
                 stream=body.stream,
                 journal=(
-                    Journal(body.num_prompts, body.n, body.includes_usage) if resumable else None
+                    Journal(body.num_answers, body.n, body.includes_usage) if resumable else None
                 ),
             )
             forwarding = Forwarding(pool, self.state.budget, self.exchange, record, request, route)

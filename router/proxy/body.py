@@ -9,7 +9,9 @@ from pagelet.protocol.openai.errors import ApiError, describe
 
 _ABSENT: Final = msgspec.Raw(b"null")
 """A field that is null counts as one that is not there."""
-_MOST_ANSWERS = 1 << 16
+_MOST_ANSWERS: Final = 1 << 16
+_MOST_TOKENS: Final = 1 << 32
+"""No model has so long an answer; a replica says so of more."""
 
 
 class _Fields(msgspec.Struct):
@@ -46,9 +48,10 @@ class RequestBody:
     def __init__(self, data: bytes) -> None:
         """Raises `ApiError` for what is no JSON object, and for a field that is the router's."""
         try:
+            data.decode()  # msgspec does not look into what it skips
             fields = _decoder.decode(data)
-        except (msgspec.MsgspecError, RecursionError):
-            raise _not_an_object(data) from None
+        except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
+            raise _not_an_object(data, error) from None
         if fields.pagelet is not msgspec.UNSET:
             raise _api_error({"type": "extra_forbidden", "loc": ("pagelet",), "msg": ""})
         self.data = data
@@ -75,7 +78,7 @@ class RequestBody:
         for raw in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens):
             value: int | None = _decoded(raw, int)
             if value is not None and value > 0:
-                return value
+                return min(value, _MOST_TOKENS)
         return None
 
     @property
@@ -95,7 +98,12 @@ class RequestBody:
         return b""
 
     @property
-    def num_prompts(self) -> int:
+    def num_answers(self) -> int:
+        """`n` to each prompt. Far more than any replica takes count as no more than that."""
+        return min(self.n * self._num_prompts, _MOST_ANSWERS)
+
+    @property
+    def _num_prompts(self) -> int:
         """Prompts of the batch."""
         raw = bytes(self._fields.prompt).lstrip()
         if not raw.startswith(b"["):
@@ -125,7 +133,7 @@ def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
         return None
 
 
-def _not_an_object(data: bytes) -> ApiError:
+def _not_an_object(data: bytes, why: Exception) -> ApiError:
     """The finding in the words of a replica, whose parser is pydantic's."""
     for adapter in (_any_json, _any_object):
         try:
@@ -133,7 +141,8 @@ def _not_an_object(data: bytes) -> ApiError:
         except ValidationError as error:
             found: Any = error.errors(include_url=False, include_input=False)[0]
             return _api_error(found if found["type"] == "json_invalid" else _NO_OBJECT)
-    return _api_error(_NO_OBJECT)
+    # Such as NaN, which pydantic takes and JSON does not have.
+    return _api_error({"type": "json_invalid", "loc": (), "msg": "", "ctx": {"error": str(why)}})
 
 
 _NO_OBJECT = {"type": "model_type", "loc": (), "msg": ""}

@@ -11,8 +11,11 @@ import dataclasses
 import re
 from typing import Any, Final
 
-_LINE: Final = re.compile(rb"\n: (begin|tokens|end) (\d+)(?: (\d+(?:,\d+)*))?(?=\r?\n)")
-_CREATED: Final = re.compile(rb'"created":\s*(\d+)')
+# Numbers are as long as they can be in earnest, so that no replica makes us count without end.
+_LINE: Final = re.compile(
+    rb"\n: (begin|tokens|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
+)
+_CREATED: Final = re.compile(rb'"created":\s*(\d{1,15})(?!\d)')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
 _USAGE_EVENT: Final = b'"choices":[],'
 END: Final = b"data: [DONE]\n\n"
@@ -64,9 +67,11 @@ class _Answer:
 class Journal:
     """The state of one stream, over all replicas that it came from."""
 
-    def __init__(self, num_prompts: int, n: int, wants_usage: bool) -> None:
+    def __init__(self, num_answers: int, n: int, wants_usage: bool) -> None:
         """`n` answers to each prompt; `wants_usage` if the stream is to end with its usage."""
-        self._answers = [_Answer() for _ in range(num_prompts * n)]
+        self._num_answers = num_answers
+        self._answers: dict[int, _Answer] = {}
+        """Those of which something was told: a client may ask for more than anybody grants."""
         self._n = n
         self._lacks_usage = wants_usage
         self._created: int | None = None
@@ -87,7 +92,8 @@ class Journal:
     @property
     def lacks_only_its_end(self) -> bool:
         """Whether nothing but `END` is left to be shown."""
-        return not self._lacks_usage and all(answer.finished for answer in self._answers)
+        finished = sum(answer.finished for answer in self._answers.values())
+        return not self._lacks_usage and finished == self._num_answers
 
     def strip(self, events: bytes) -> bytes:
         """Takes in whole events, and returns them as clients see them.
@@ -105,6 +111,7 @@ class Journal:
     def resume(self) -> dict[str, Any]:
         """The state as the field `pagelet.resume` has it."""
         assert self._created is not None
+        answers = (self._answers.get(index, _Answer()) for index in range(self._num_answers))
         return {
             "created": self._created,
             "answers": [
@@ -113,7 +120,7 @@ class Journal:
                     "token_ids": _token_ids(answer.token_ids),
                     "finished": answer.finished,
                 }
-                for answer in self._answers
+                for answer in answers
             ],
         }
 
@@ -133,9 +140,9 @@ class Journal:
         return b"".join(parts[::4])
 
     def _note(self, kind: bytes, index: int, ids: bytes | None) -> None:
-        if index >= len(self._answers):
+        if index >= self._num_answers:
             return
-        answer = self._answers[index]
+        answer = self._answers.setdefault(index, _Answer())
         if kind == b"tokens" and ids is not None:
             answer.token_ids.append(ids)
             self.num_tokens += ids.count(b",") + 1

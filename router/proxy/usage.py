@@ -4,7 +4,9 @@ import dataclasses
 import re
 from typing import Final
 
-_FIELD: Final = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
+_FIELD: Final = re.compile(
+    rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d{1,15})(?!\d)'
+)
 
 
 @dataclasses.dataclass(slots=True)

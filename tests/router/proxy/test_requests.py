@@ -19,6 +19,8 @@ REFUSED = [
     pytest.param(b'{"model": "gpt"}', 404, "model", id="unknown model"),
     pytest.param(b'{"model": "m", "prompt": "' + b"x" * 3000 + b'"}', 413, None, id="huge"),
     pytest.param(b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}", 400, None, id="nested without end"),
+    pytest.param(b'{"model": "m", "prompt": "p", "\xff": 1}', 400, None, id="no UTF-8 in a name"),
+    pytest.param(b'{"model": "m", "prompt": "p", "user": "\xff"}', 400, None, id="no UTF-8"),
 ]
 
 
@@ -32,6 +34,25 @@ async def test_what_is_refused_never_reaches_a_replica(routed, data, status, par
         assert detail["param"] == param
         assert response.headers["x-request-id"]
         assert not any(replica.asked for replica in fleet.replicas)
+
+
+async def test_what_json_does_not_have_is_named(routed) -> None:
+    async with routed() as fleet:
+        response = await fleet.client.post("/v1/completions", content=b'{"model": "m", "n": NaN}')
+        assert "could not parse the JSON" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_numbers_beyond_all_bounds_are_a_replicas_to_refuse(routed, streams) -> None:
+    replica = ScriptedReplica()
+    replica.answer = error(400, "too_many_answers", kind="invalid_request_error")
+    huge = {"max_tokens": 10**400, "priority": 10**400, "stream": streams}
+    many = {"prompt": ["p"] * 40_000, "n": 10**9, "stream": streams}
+    async with routed(replica) as fleet:
+        for body in (huge, many):
+            response = await fleet.post(body)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "too_many_answers"
 
 
 async def test_an_unknown_model_is_told_the_known_ones(routed) -> None:

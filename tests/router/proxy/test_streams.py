@@ -256,6 +256,52 @@ def test_what_was_shown_before_an_error_counts() -> None:
     assert journal.resume()["answers"][0]["token_ids"] == [5]
 
 
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(event(0, "a", "begin 0", f"tokens 0 {LONG}"), id="token"),
+        pytest.param(event(0, "a", f"begin {LONG}"), id="index"),
+        pytest.param(event(0, "a", f"begin 0 {LONG}", "tokens 0 5"), id="cached tokens"),
+        pytest.param(b'data: {"created":%b,"choices":[]}\n\n' % LONG.encode(), id="time"),
+    ],
+)
+async def test_numbers_that_no_replica_means_are_not_believed(routed, told) -> None:
+    whole_answer = (event(0, "b", "begin 0", "tokens 0 6", "end 0", finish="stop"), DONE)
+    replicas = ScriptedReplica(), ScriptedReplica()
+    replicas[0].answer = stream(told, end="cut")
+    replicas[1].answer = stream(*whole_answer)
+    async with routed(*replicas) as fleet:
+        for _ in range(2):
+            data = await fleet.stream()
+            assert b"The router had an error" not in data
+            assert data.endswith(DONE) or b'"code":"stream_broken"' in data
+        replicas[0].answer = stream(told, *whole_answer)
+        for _ in range(2):
+            assert (await fleet.stream()).endswith(DONE)
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+async def test_a_usage_that_no_replica_means_is_not_believed(routed, digits) -> None:
+    usage = {name: int("9" * 400) for name in ("prompt_tokens", "completion_tokens")}
+    replica = ScriptedReplica()
+    body = json.dumps({"choices": [], "usage": usage}).replace("9" * 400, "9" * digits)
+    head = (
+        f"HTTP/1.1 200 x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+
+    async def answer(asked):
+        asked.writer.write((head + body).encode())
+
+    replica.answer = answer
+    async with routed(replica) as fleet:
+        for _ in range(3):
+            response = await fleet.post()
+            assert (response.status_code, response.text) == (200, body)
+
+
 def test_text_that_looks_like_a_journal_is_text() -> None:
     journal = Journal(1, 1, wants_usage=False)
     text = '\n: tokens 0 1,2\n\ndata: {"error":{"message":"x"}}\n\n"choices":[],data: [DONE]\n\n'
