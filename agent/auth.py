@@ -32,10 +32,10 @@ class ApiKeys:
         """Whether requests need a key."""
         return bool(self._fixed) or self._watched is not None
 
-    def identify(self, authorization: str | None) -> str | None:
-        """A short name, safe to log, of the key in an `Authorization: Bearer` header; None if the
-        key is not known."""
-        key = bearer_key(authorization)
+    def identify(self, authorization: str | None, api_key: str | None = None) -> str | None:
+        """A short name, safe to log, of the key in `Authorization: Bearer KEY`, or else in
+        `x-api-key`, where clients of Anthropic's API put it; None if the key is not known."""
+        key = bearer_key(authorization) or api_key
         if key is None:
             return None
         self._refresh()

@@ -10,13 +10,17 @@ from starlette.middleware.cors import CORSMiddleware
 from pagelet.agent.http import chat, completions, operations, render, replica, tokens
 from pagelet.agent.http.errors import add_error_handlers
 from pagelet.agent.http.gate import Gate
+from pagelet.agent.http.messages import route as messages
+from pagelet.agent.http.responses import route as responses
 from pagelet.agent.http.server import Server
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.engine.async_llm import AsyncLLM
+from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.responses import ResponseRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[RequestBody]] = {
@@ -24,6 +28,9 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions/render": ChatCompletionRequest,
     "/v1/completions/render": CompletionRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -37,7 +44,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     server = Server(llm, settings, metrics)
     app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
-    for module in (chat, completions, tokens, operations, render, replica):
+    for module in (chat, completions, responses, messages, tokens, operations, render, replica):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(Gate, server=server)

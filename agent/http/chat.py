@@ -7,19 +7,18 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts
+from pagelet.agent.http.answers import Answers, Collected, collect
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
+from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.journal import journaled
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
 from pagelet.agent.http.message import MessageReader, call_ids, whole_message
 from pagelet.agent.http.message_plan import MessagePlan
-from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.outputs import RequestOutput
-from pagelet.engine.processor import truncated
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import (
     AssistantMessage,
@@ -47,17 +46,9 @@ async def _respond(
     request: Request, server: Server, body: ChatCompletionRequest, answers: Answers
 ) -> Response:
     context = context_of(request)
-    messages = [message.for_template() for message in body.messages]
     hints = body.pagelet or RouterHints()
-    if hints.prompt_token_ids is None:
-        prompt = await server.llm.render_chat(messages, **body.template_options())
-    else:
-        [prompt] = given_prompts(hints.prompt_token_ids, 1)
-    prompt = truncated(prompt, body.truncate_prompt_tokens)
-    sampling = chat_sampling(body)
-    plan = server.message_forms.plan(body, prompt, sampling)
     try:
-        await answers.start([prompt], sampling, body, context.request_id)
+        prompt, plan = await start_conversation(server, body, answers, context.request_id)
     except InvalidRequest as error:
         raise _in_terms_of(body, error) from error
     response_id = f"chatcmpl-{context.request_id}"
@@ -104,8 +95,7 @@ def _in_terms_of(body: ChatCompletionRequest, error: InvalidRequest) -> InvalidR
     names = {"prompt": "messages", "logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    param = None if error.param is None else names.get(error.param, error.param)
-    return InvalidRequest(str(error), param, error.code)
+    return renamed(error, names)
 
 
 def _choice(

@@ -1,4 +1,4 @@
-"""Every answer that is not a success, in the shape of OpenAI's API."""
+"""Every answer that is not a success, in the shape of the API that was asked."""
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -6,8 +6,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pagelet.engine.outputs import EngineDead
+from pagelet.protocol.anthropic.errors import error_body
 from pagelet.protocol.errors import InvalidRequest
-from pagelet.protocol.openai.errors import ApiError, ErrorResponse, describe, retry_after
+from pagelet.protocol.openai.errors import ApiError, describe, retry_after
 
 _ENGINE_BACK_IN = 5.0
 """Seconds after which a client may try again when the engine is down."""
@@ -33,10 +34,10 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "The server had an error while processing your request.")
 
 
-def error_response(error: ApiError) -> Response:
-    """The HTTP answer."""
+def error_response(error: ApiError, path: str = "") -> Response:
+    """The HTTP answer to a request to that path, in the shape of its API."""
     return Response(
-        ErrorResponse(error.detail).encode(),
+        error_body(path, error),
         status_code=error.status,
         headers=error.headers,
         media_type="application/json",
@@ -45,7 +46,7 @@ def error_response(error: ApiError) -> Response:
 
 def _answer(request: Request, error: ApiError) -> Response:
     request.scope["pagelet.context"].note_error(error)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

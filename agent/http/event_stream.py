@@ -1,7 +1,7 @@
 """Server-sent events, cheap a chunk: one ASGI `send`, no framework in between."""
 
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, Self
 
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from pagelet.agent.http.errors import as_api_error
 from pagelet.agent.http.gate import RequestContext, context_of
 from pagelet.engine.outputs import RequestOutput
 from pagelet.process.disconnect import run_until_disconnect
-from pagelet.protocol.openai.errors import ErrorResponse
+from pagelet.protocol.openai.errors import ApiError, ErrorResponse
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,15 @@ class Chunks(Protocol):
         ...
 
 
+FailureEvent = Callable[[ApiError], bytes]
+"""The event that ends a stream which cannot go on."""
+
+
+def error_event(error: ApiError) -> bytes:
+    """As OpenAI's streams of chunks have it."""
+    return b"data: " + ErrorResponse(error.detail).encode() + b"\n\n"
+
+
 class EventStream(Response):
     """Streams answers whose first delta has come, so that what fails before it can still be
     answered with a status of its own. Ends the answers when it ends, in whatever way."""
@@ -47,6 +56,7 @@ class EventStream(Response):
         answers: Answers,
         chunks: Chunks,
         context: RequestContext,
+        failure: FailureEvent,
     ) -> None:
         super().__init__()
         self._first = first
@@ -54,12 +64,19 @@ class EventStream(Response):
         self._answers = answers
         self._chunks = chunks
         self._context = context
+        self._failure = failure
 
     @classmethod
-    async def open(cls, answers: Answers, chunks: Chunks, context: RequestContext) -> Self:
+    async def open(
+        cls,
+        answers: Answers,
+        chunks: Chunks,
+        context: RequestContext,
+        failure: FailureEvent = error_event,
+    ) -> Self:
         """Waits for the first delta; there is none if all answers were ended elsewhere."""
         deltas = aiter(answers)
-        return cls(await anext(deltas, None), deltas, answers, chunks, context)
+        return cls(await anext(deltas, None), deltas, answers, chunks, context, failure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ClientGone` if the client goes away."""
@@ -88,7 +105,7 @@ class EventStream(Response):
             self._context.note_error(api_error)
             if api_error.status == 500:
                 _log.exception("a stream failed")
-            last = b"data: " + ErrorResponse(api_error.detail).encode() + b"\n\n"
+            last = self._failure(api_error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

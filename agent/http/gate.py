@@ -135,7 +135,7 @@ class Gate:
         """Raises `ApiError` for a request that must not pass."""
         server = self._server
         if server.keys.required:
-            client = server.keys.identify(headers.get("authorization"))
+            client = server.keys.identify(headers.get("authorization"), headers.get("x-api-key"))
             if client is None:
                 raise ApiError(
                     401,
@@ -180,7 +180,7 @@ class Gate:
         if api_error.reason is not None:
             self._server.metrics.on_rejected(api_error.reason)
         if context.status is None:
-            await error_response(api_error)(scope, receive, send)
+            await error_response(api_error, scope["path"])(scope, receive, send)
         else:
             # The answer has begun. Raising makes the server close the connection, so that the
             # client cannot take what it has for the whole.

@@ -1,0 +1,66 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, of Anthropic's API."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagelet.agent.http.answers import Answers
+from pagelet.agent.http.body import parse_body
+from pagelet.agent.http.conversation import renamed, start_conversation
+from pagelet.agent.http.event_stream import EventStream, respond
+from pagelet.agent.http.gate import context_of, use_request_id
+from pagelet.agent.http.items import ItemReader
+from pagelet.agent.http.messages.events import MessageEvents
+from pagelet.agent.http.messages.output import message
+from pagelet.agent.http.messages.request import NAMES, chat_request
+from pagelet.agent.http.server import Server, server_of
+from pagelet.protocol.anthropic.answers import TokenCount
+from pagelet.protocol.anthropic.errors import MESSAGES, error_event
+from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
+from pagelet.protocol.errors import InvalidRequest
+
+router = APIRouter()
+
+
+@router.post(MESSAGES)
+async def create_message(request: Request) -> Response:
+    """Answers a conversation."""
+    server = server_of(request)
+    body = await parse_body(request, MessagesRequest, server.settings.max_body_bytes)
+    server.check_model(body.model)
+    use_request_id(request, body.request_id)
+    answers = Answers(server, 1, 1)
+    return await respond(request, answers, _respond(request, server, body, answers))
+
+
+async def _respond(
+    request: Request, server: Server, body: MessagesRequest, answers: Answers
+) -> Response:
+    context = context_of(request)
+    try:
+        _, plan = await start_conversation(server, chat_request(body), answers, context.request_id)
+    except InvalidRequest as error:
+        raise renamed(error, NAMES) from error
+    message_id = f"msg_{context.request_id}"
+    reader = ItemReader(plan, message_id)
+    if body.stream:
+        events = MessageEvents(message_id, body.model, reader, answers.usage)
+        return await EventStream.open(answers, events, context, error_event)
+    async for _, output in answers:
+        reader.push(output)
+    usage = answers.usage()
+    context.note_usage(usage)
+    whole = message(message_id, body.model, reader, usage)
+    return Response(whole.model_dump_json(), media_type="application/json")
+
+
+@router.post(f"{MESSAGES}/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """Tokens of a conversation, without answering it."""
+    server = server_of(request)
+    body = await parse_body(request, CountTokensRequest, server.settings.max_body_bytes)
+    server.check_model(body.model)
+    chat = chat_request(body)
+    messages = [turn.for_template() for turn in chat.messages]
+    prompt = await server.llm.render_chat(messages, **chat.template_options())
+    answer = TokenCount(input_tokens=len(prompt))
+    return Response(answer.model_dump_json(), media_type="application/json")

@@ -1,0 +1,125 @@
+"""From a request for a response to the chat request that asks the same."""
+
+from typing import Final
+
+from pydantic import ValidationError
+
+from pagelet.agent.http.conversation import finding
+from pagelet.protocol.openai.chat import ChatCompletionRequest, Message, TextPart
+from pagelet.protocol.openai.response_input import (
+    InputCall,
+    InputCallOutput,
+    InputItem,
+    InputMessage,
+    InputParts,
+)
+from pagelet.protocol.openai.responses import NamedFunction, ResponseRequest, TextFormat
+from pagelet.protocol.openai.structured import JsonSchemaFormat, ResponseFormat
+from pagelet.protocol.openai.tools import (
+    FunctionCallInput,
+    FunctionDefinition,
+    FunctionName,
+    NamedToolChoice,
+    ToolCallInput,
+    ToolDefinition,
+)
+
+NAMES: Final = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "response_format": "text.format",
+}
+"""From fields of chat requests to those of requests for responses."""
+_SAME_NAME: Final = (
+    *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p"),
+    *("repetition_penalty", "seed", "stop", "priority", "cache_salt", "chat_template_kwargs"),
+    "pagelet",
+)
+
+
+def chat_request(body: ResponseRequest) -> ChatCompletionRequest:
+    """Raises `InvalidRequest` for what chat requests cannot say."""
+    asked = body.text.format if body.text is not None else None
+    try:
+        return ChatCompletionRequest(
+            **{name: getattr(body, name) for name in _SAME_NAME},
+            messages=_messages(body),
+            max_completion_tokens=body.max_output_tokens,
+            logprobs=body.wants_logprobs or None,
+            top_logprobs=body.top_logprobs if body.wants_logprobs else None,
+            response_format=None if asked is None else _format(asked),
+            tools=[
+                ToolDefinition(
+                    type="function",
+                    function=FunctionDefinition(
+                        name=tool.name,
+                        description=tool.description,
+                        parameters=tool.parameters,
+                        strict=tool.strict,
+                    ),
+                )
+                for tool in body.tools or ()
+            ],
+            tool_choice=(
+                NamedToolChoice(type="function", function=FunctionName(name=body.tool_choice.name))
+                if isinstance(body.tool_choice, NamedFunction)
+                else body.tool_choice
+            ),
+        )
+    except ValidationError as error:
+        raise finding(error, NAMES) from None
+
+
+def _format(asked: TextFormat) -> ResponseFormat:
+    if asked.type != "json_schema":
+        return ResponseFormat(type=asked.type)
+    schema = JsonSchemaFormat(name=asked.name or "", schema=asked.schema_, strict=asked.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _messages(body: ResponseRequest) -> list[Message]:
+    messages = []
+    if body.instructions is not None:
+        messages.append(Message(role="system", content=_content_of_text(body.instructions)))
+    for item in body.input:
+        _append(messages, item)
+    return messages
+
+
+def _append(messages: list[Message], item: InputItem) -> None:
+    """Adds an item. Thinking, text and calls of the model that follow one another are one turn."""
+    last = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if isinstance(item, InputMessage) and item.role != "assistant":
+        messages.append(Message(role=item.role, content=_content(item.content)))
+    elif isinstance(item, InputCallOutput):
+        messages.append(
+            Message(role="tool", tool_call_id=item.call_id, content=_content(item.output))
+        )
+    elif isinstance(item, InputMessage):
+        if last is None or last.content or last.tool_calls:
+            messages.append(last := Message(role="assistant"))
+        last.content = _content(item.content)
+    elif isinstance(item, InputCall):
+        if last is None:
+            messages.append(last := Message(role="assistant"))
+        function = FunctionCallInput(name=item.name, arguments=item.arguments)
+        last.tool_calls = [
+            *(last.tool_calls or ()),
+            ToolCallInput(id=item.call_id, function=function),
+        ]
+    else:
+        if last is None or last.content or last.tool_calls:
+            messages.append(last := Message(role="assistant"))
+        thought = "".join(part.text for part in item.content or ())
+        last.reasoning_content = (last.reasoning_content or "") + thought
+
+
+def _content(parts: InputParts) -> list[TextPart]:
+    return [TextPart(type="text", text=part.text) for part in parts]
+
+
+def _content_of_text(text: str) -> list[TextPart]:
+    return [TextPart(type="text", text=text)]

@@ -1,0 +1,109 @@
+"""What a request for a response may have as its input."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from pagelet.protocol.kinds import as_text_part, only_kinds
+from pagelet.protocol.openai.fields import RequestBody, unsupported
+
+
+class InputPart(RequestBody):
+    """Text. Fields that clients copy from an answer into the history are known here."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: Any = None
+
+
+_PART_KINDS = ("input_text", "output_text", "text")
+InputParts = Annotated[
+    list[InputPart],
+    Field(fail_fast=True),
+    only_kinds("a part", *_PART_KINDS),
+    as_text_part("input_text"),
+]
+
+
+class InputMessage(RequestBody):
+    """A turn of anyone, also one of the model's as an answer had it."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: InputParts
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class InputCall(RequestBody):
+    """A call that the model made; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    caller: Annotated[Any, unsupported()] = None
+    namespace: Annotated[Any, unsupported()] = None
+
+
+class InputCallOutput(RequestBody):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: InputParts
+    id: str | None = None
+    status: str | None = None
+
+
+class InputThought(RequestBody):
+    """A part of what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(RequestBody):
+    """What the model thought, as an answer had it. `summary` is not shown to the model again."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: Annotated[list[InputThought], Field(fail_fast=True)] | None = None
+    status: str | None = None
+    encrypted_content: Annotated[Any, unsupported(remedy="'content' has it in the open")] = None
+
+
+_ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _item_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in _ITEM_KINDS else "<message>"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")],
+    Discriminator(_item_kind),
+]
+
+
+def _as_message(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+InputItems = Annotated[
+    list[InputItem],
+    Field(min_length=1, max_length=8192, fail_fast=True),
+    only_kinds("an item", *_ITEM_KINDS),
+    BeforeValidator(_as_message),
+]
+"""Bounded, as those of chat completions are."""

@@ -1,0 +1,172 @@
+"""Requests for a response: `POST /v1/responses`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pagelet.protocol.kinds import only_kinds
+from pagelet.protocol.openai.fields import (
+    Integer,
+    Number,
+    RequestBody,
+    StringOrStrings,
+    invalid,
+    unsupported,
+)
+from pagelet.protocol.openai.response_input import InputItems
+from pagelet.protocol.openai.routing import RouterHints
+from pagelet.protocol.openai.tools import Name
+
+NOT_STORED = "answers are not stored: send the whole conversation in 'input'"
+LOGPROBS = "message.output_text.logprobs"
+
+
+class FunctionTool(RequestBody):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Only true enforces the schema."""
+    output_schema: Annotated[Any, unsupported()] = None
+    defer_loading: Annotated[Any, unsupported(False)] = None
+    allowed_callers: Annotated[Any, unsupported(["direct"])] = None
+
+
+class NamedFunction(RequestBody):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+def _choice(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        message = f"of type {kind[:64]!r} is not supported here; only a 'function' can be named"
+        raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
+    return value
+
+
+class TextFormat(RequestBody):
+    """What the answer must match. It does whether or not it is `strict`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise invalid("text.format.schema", "goes with the type 'json_schema'")
+        return self
+
+
+class TextConfig(RequestBody):
+    """How the answer is to look."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, unsupported("medium")] = None
+
+
+class ResponseReasoning(RequestBody):
+    """What thinking models do is their template's business."""
+
+    effort: Annotated[
+        Any,
+        unsupported(remedy="pass what the model's template knows in 'chat_template_kwargs'"),
+    ] = None
+    summary: Annotated[Any, unsupported(remedy="the whole thinking is in the answer")] = None
+    generate_summary: Annotated[Any, unsupported()] = None
+
+
+class ResponseStreamOptions(RequestBody):
+    """Nothing can be chosen."""
+
+    include_obfuscation: Annotated[Any, unsupported(False)] = None
+
+
+class ResponseRequest(RequestBody):
+    """`max_output_tokens` defaults to what is left of the model's context."""
+
+    model: str
+    input: InputItems
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: Integer | None = None
+    text: TextConfig | None = None
+    reasoning: ResponseReasoning | None = None
+    tools: (
+        Annotated[
+            list[FunctionTool],
+            Field(max_length=128, fail_fast=True),
+            only_kinds("a tool", "function"),
+        ]
+        | None
+    ) = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedFunction | None, BeforeValidator(_choice)
+    ] = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+
+    # Extensions, named as in chat completions.
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    seed: Integer | None = None
+    stop: StringOrStrings | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    pagelet: RouterHints | None = None
+
+    # Labels and hints: they change no answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    store: Annotated[Any, unsupported(False, remedy=NOT_STORED)] = None
+    previous_response_id: Annotated[Any, unsupported(remedy=NOT_STORED)] = None
+    conversation: Annotated[Any, unsupported(remedy=NOT_STORED)] = None
+    background: Annotated[Any, unsupported(False)] = None
+    background_options: Annotated[Any, unsupported()] = None
+    context_management: Annotated[Any, unsupported([])] = None
+    max_tool_calls: Annotated[Any, unsupported()] = None
+    moderation: Annotated[Any, unsupported()] = None
+    prompt: Annotated[Any, unsupported()] = None
+    prompt_cache_options: Annotated[Any, unsupported()] = None
+    prompt_cache_retention: Annotated[Any, unsupported("in_memory")] = None
+    service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    truncation: Annotated[Any, unsupported("disabled")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ResponseRequest":
+        for wanted in self.include or ():
+            if wanted != LOGPROBS:
+                raise invalid(
+                    "include",
+                    f"has {wanted[:64]!r}; supported here: {LOGPROBS!r}",
+                    "unsupported_parameter",
+                )
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "is only allowed when 'stream' is true")
+        if self.pagelet is not None and (self.pagelet.journal or self.pagelet.resume):
+            raise invalid("pagelet", "cannot ask for a journal of a response")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text comes with those of its tokens."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
