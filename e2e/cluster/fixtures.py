@@ -1,4 +1,4 @@
-"""Clusters for tests: `from cluster.fixtures import control_plane` in a `conftest.py`.
+"""The cluster of tests that need an API server and no more: a fixture of `tests/conftest.py`.
 
 Such tests do not build Kubernetes, which takes minutes: they run where it was built, and `make e2e`
 builds it and runs them too.

@@ -1,10 +1,8 @@
 """What the tests of the operator share: an API server, and a namespace of each test's own."""
 
 import contextlib
-import os
-import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import kopf
@@ -15,32 +13,11 @@ from pagelet.operator.planning.context import Context
 from pagelet.protocol.inference_service.crd import custom_resource_definition
 from support.cluster import Api
 
-sys.path.append(str(Path(__file__).parents[2] / "e2e"))
-from cluster.local import CannotRun, local_cluster
-from cluster.packages import PackagesMissing
-from cluster.programs import CannotBuild
-from cluster.sandbox import SandboxFailed
-
 
 @pytest.fixture
 def context() -> Context:
     """An installation."""
     return Context(agent_image="agent:1", router_image="router:1")
-
-
-@pytest.fixture(scope="session")
-def control_plane() -> Iterator[Path]:
-    """Kubeconfig of the administrator of a cluster, which need not have nodes: the one that
-    E2E_KUBECONFIG names, or one of our own."""
-    if given := os.environ.get("E2E_KUBECONFIG"):
-        yield Path(given)
-        return
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    try:
-        with local_cluster(f"operator-{worker}", nodes=0) as cluster:
-            yield cluster.kubeconfig
-    except (CannotRun, CannotBuild, PackagesMissing, SandboxFailed) as error:
-        pytest.skip(f"there is no cluster here: {error}")
 
 
 @pytest.fixture

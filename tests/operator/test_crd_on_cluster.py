@@ -15,8 +15,6 @@ from support.strategic_merges import BASE, MERGES
 _FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.yaml"))}
 
-pytestmark = pytest.mark.timeout(1500)  # the first time ever, Kubernetes is built
-
 
 async def test_broken_services_are_refused_in_the_same_words(api: Api, namespace: str) -> None:
     wrong = {}

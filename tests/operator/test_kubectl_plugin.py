@@ -18,8 +18,6 @@ from pagelet.operator.kube.resources import SERVICES
 from support.broken_services import service as make
 from support.cluster import Api, eventually, running_operator
 
-pytestmark = pytest.mark.timeout(1500)  # the first time ever, Kubernetes is built
-
 
 @pytest.fixture
 def plugin(control_plane: Path, tmp_path: Path) -> dict[str, str]:

@@ -16,8 +16,6 @@ from pagelet.operator.kube.resources import DEPLOYMENTS, EVENTS, LEASES, SERVICE
 from support.broken_services import service as make
 from support.cluster import Api, condition, eventually, running_operator
 
-pytestmark = pytest.mark.timeout(1500)  # the first time ever, Kubernetes is built
-
 SERVICE_OBJECTS = Resource("v1", "Service", "services")
 NAME = "served"
 BODY = make(name=NAME, model={"uri": "package://a"}, router={"replicas": 1})

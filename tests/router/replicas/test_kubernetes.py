@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from cluster.certificates import Authority
-from cluster.fixtures import control_plane
 from cluster.kubectl import Kubectl
 from pagelet.protocol.router import KubernetesService
 from pagelet.router.replicas.discovery import Endpoint
 from pagelet.router.replicas.kubernetes import ApiServer, EndpointSliceDiscovery
 
-__all__ = ["control_plane"]
 SERVICE = KubernetesService(namespace="default", name="agents")
 LONG = 3600.0
 """Seconds between LISTs where only the watch can tell of a change in time."""
