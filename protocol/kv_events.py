@@ -71,8 +71,8 @@ def decode_batch(payload: bytes) -> KVEventBatch:
     except msgspec.ValidationError:
         raw = msgspec.msgpack.decode(payload, type=tuple[float, list[list[Any]], int | None])
     events: list[KVEvent] = []
-    for tag, *values in raw[1]:
-        if tag not in _KINDS:
+    for tag, *values in (entry or [None] for entry in raw[1]):
+        if not isinstance(tag, str) or tag not in _KINDS:
             raise msgspec.ValidationError(f"unknown KV event {tag!r}")
         fields = msgspec.structs.fields(_KINDS[tag])
         named = {f.name: v for f, v in zip(fields, values, strict=False)}

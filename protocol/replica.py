@@ -1,6 +1,17 @@
-"""What a replica says of itself to a router: `GET /v1/replica`."""
+"""What a replica says of itself to a router: `GET /v1/replica`.
+
+A router believes no numbers that cannot be, such as a block of no tokens: whoever tells them is not
+a replica.
+"""
+
+from typing import Annotated
 
 import msgspec
+
+_MOST_RANKS = 1024
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Measured = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class KVEventsSource(msgspec.Struct, kw_only=True):
@@ -9,12 +20,18 @@ class KVEventsSource(msgspec.Struct, kw_only=True):
     A host `*` or `0.0.0.0` or `[::]` stands for the host that the replica is reached by; a path
     (`ipc://...`) is one on the replica's machine."""
 
-    endpoints: list[str]
+    endpoints: Annotated[list[str], msgspec.Meta(max_length=_MOST_RANKS)]
     """PUB sockets, one a rank, as they are really bound."""
     replay_endpoints: list[str] = []
     """ROUTER sockets that replay missed batches, one a rank; empty if there are none."""
     topic: str = ""
     """Of the messages; a prefix to subscribe to."""
+
+    def __post_init__(self) -> None:
+        if self.replay_endpoints and len(self.replay_endpoints) != len(self.endpoints):
+            raise ValueError(
+                "a publisher of KV events has no replay endpoint, or there are too many"
+            )
 
 
 class ReplicaDescription(msgspec.Struct, kw_only=True):
@@ -24,22 +41,22 @@ class ReplicaDescription(msgspec.Struct, kw_only=True):
     """Another one whenever an engine core has started anew, and so with an empty KV cache."""
     version: str
     served_model_names: list[str]
-    max_model_len: int
-    block_size: int
+    max_model_len: _Positive
+    block_size: _Positive
     """Tokens a KV block, and so a block hash."""
-    num_kv_blocks: int
+    num_kv_blocks: _Count
     """Of all ranks together."""
-    max_num_seqs: int
+    max_num_seqs: _Positive
     """Most requests in one step, of all ranks together."""
     enable_prefix_caching: bool
-    data_parallel_size: int
+    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
     kv_events: KVEventsSource | None = None
     """None if they are not published."""
     tokenizer: str | None = None
     """SHA-256 of the `TokenizerBundle` at `GET /v1/tokenizer`, in hexadecimal digits."""
-    prefill_tokens_per_second: float | None = None
+    prefill_tokens_per_second: _Measured | None = None
     """As measured, of one rank; None until enough prompts were computed."""
-    decode_step_seconds: float | None = None
+    decode_step_seconds: _Measured | None = None
     """What a step of decodes alone takes, as measured; None until there were some."""
     draining: bool = False
     """Whether it takes no new requests and is about to end."""

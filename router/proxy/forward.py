@@ -219,6 +219,11 @@ class Forwarding:
         except UpstreamError as error:
             self._pool.on_failure(replica, error)
             raise _lost(error) from error
+        if 300 <= response.status < 400:
+            response.close()
+            elsewhere = UpstreamError(f"its server sends us elsewhere, with HTTP {response.status}")
+            self._pool.on_failure(replica, elsewhere)
+            raise _lost(elsewhere)
         if response.status < 500 and response.status != 429:
             return response
         try:

@@ -62,7 +62,7 @@ class FileDiscovery:
                     endpoints = _decode(data)
                     seen, complained = data, None
                     yield endpoints
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 if str(error) != complained:
                     complained = str(error)
                     _log.warning("replicas file %s: %s; waiting for a good one", self._path, error)

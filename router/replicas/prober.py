@@ -18,6 +18,8 @@ _TIMEOUT: Final = 3.0
 """For one probe: a busy server may take its time, as long as it answers."""
 _SILENT_PROBES: Final = 2
 """Probes in a row without an answer that make a replica hung."""
+_MOST_BYTES: Final = 4 << 20
+"""Of an answer to a probe."""
 _LEARN_NAMES_EVERY: Final = 30
 """Probes of a server of another kind between looks at the names of its models."""
 
@@ -54,7 +56,10 @@ class Prober:
     async def run(self) -> None:
         """Probes at the configured interval."""
         while True:
-            await self._probe()
+            try:
+                await self._probe()
+            except Exception:  # one odd replica must not be asked for the last time
+                _log.exception("probe of replica %s", self._replica.id)
             try:
                 async with asyncio.timeout(self._replica.options.health_interval):
                     await self._soon.wait()
@@ -129,6 +134,6 @@ class Prober:
     async def _get(self, path: str) -> tuple[int, bytes]:
         response = await self._replica.upstream.send("GET", path, self._headers, seconds=_TIMEOUT)
         try:
-            return response.status, await response.read_all(_TIMEOUT)
+            return response.status, await response.read_all(_TIMEOUT, _MOST_BYTES)
         finally:
             response.close()

@@ -29,6 +29,8 @@ _SHORTFALLS = 3
 """So often in a row a replica may hit less of a prefix than the index says before the index is
 taken to be wrong."""
 _WATCHED_PREFIXES = 1024
+_LONGEST_HASH = 32
+"""Bytes; the index bounds how many hashes it remembers."""
 _MEDIUM = (None, "GPU")
 """Where a block must be to be hit at once; other media are slower tiers."""
 
@@ -310,7 +312,11 @@ class Fleet:
                 replica.window_groups.add(event.group_idx)
             if event.group_idx in replica.window_groups:
                 continue
-            hashes = [h for h in event.block_hashes if isinstance(h, bytes) and h]
+            hashes = [
+                h
+                for h in event.block_hashes
+                if isinstance(h, bytes) and 0 < len(h) <= _LONGEST_HASH
+            ]
             if isinstance(event, BlockStored):
                 self._index.store(member, reversed(hashes))
             else:

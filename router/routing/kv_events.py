@@ -30,6 +30,7 @@ _TURN_SECONDS = 0.001
 _HIGH_WATER_MARK = 20_000
 """Messages that wait for us before ZMQ drops some, which a replay then brings back."""
 _SEQUENCE_BYTES = 8
+_MOST_MESSAGE_BYTES = 64 << 20
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class _Rank:
         sock = self._context.socket(kind)
         try:
             sock.set_hwm(_HIGH_WATER_MARK)
+            sock.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
             sock.connect(endpoint)
             yield sock
         finally:
@@ -186,6 +188,8 @@ class _Rank:
                     except zmq.Again:
                         return False
                     except ValueError:  # fewer parts than two
+                        number = b""
+                    if len(number) != _SEQUENCE_BYTES:
                         self._counts.undecodable += 1
                         continue
                     if handle(int.from_bytes(number, "big", signed=True), payload):
@@ -261,14 +265,13 @@ class _Rank:
         self._counts.batches += 1
         try:
             batch = decode_batch(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self._counts.undecodable += 1
             if self._counts.undecodable == 1:
                 log.warning("%s: a batch of KV events is unreadable: %s", self._replica_id, error)
             self._sink.reset(self._replica_id)  # it may have said anything
             return
-        if batch.data_parallel_rank is None:
-            batch.data_parallel_rank = self._rank
+        batch.data_parallel_rank = self._rank  # whose socket it is, whatever it says itself
         if self._translator is not None:
             batch = self._translator.translate(batch)
         self._sink.apply_events(self._replica_id, batch)

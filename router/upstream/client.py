@@ -15,6 +15,8 @@ from pagelet.router.upstream.connection import (
 
 _MOST_UNREAD = 256 << 10
 """Bytes of an answer that wait for a slow client before its server has to wait, too."""
+_MOST_BODY_BYTES = 256 << 20
+"""Of an answer that is read as a whole, and so held in memory."""
 _KEPT_SECONDS = 4.0
 """Of idleness: servers close connections after 5 s (uvicorn) or more, and a request on one that is
 just being closed is lost."""
@@ -26,6 +28,10 @@ class ConnectFailed(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     """The server was silent for too long."""
+
+
+class AnswerTooLarge(UpstreamError):
+    """The answer does not end."""
 
 
 class Response:
@@ -71,11 +77,14 @@ class Response:
             self._connection.resume()
         return data
 
-    async def read_all(self, seconds: float) -> bytes:
-        """The whole body, or what is left of it. Raises as `read` does."""
-        parts = []
+    async def read_all(self, seconds: float, most_bytes: int = _MOST_BODY_BYTES) -> bytes:
+        """The whole body, or what is left of it. Raises as `read` does, and `AnswerTooLarge`."""
+        parts, size = [], 0
         while data := await self.read(seconds):
             parts.append(data)
+            size += len(data)
+            if size > most_bytes:
+                raise AnswerTooLarge(f"the answer has more than {most_bytes} bytes")
         return b"".join(parts)
 
     async def wait_for_head(self, seconds: float) -> None:

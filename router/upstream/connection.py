@@ -13,6 +13,9 @@ import httptools
 
 Headers = list[tuple[bytes, bytes]]
 
+_MOST_HEAD_BYTES = 256 << 10
+"""Of an answer's status line and headers."""
+
 
 class UpstreamError(Exception):
     """A server did not answer as it should have."""
@@ -58,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._body: list[bytes] = []
-        self._status = 0
+        self._status = self._head_bytes = 0
         """Of the answer; 0 until its head has come."""
         self._begun = self._head_is_new = self._framed = self._complete = False
 
@@ -75,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers = []
         self._body.clear()
-        self._status = 0
+        self._status = self._head_bytes = 0
         self._begun = self._head_is_new = self._framed = self._complete = False
         self._transport.write(request)
 
@@ -107,12 +110,18 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._begun = True
+        if not self._status:
+            self._head_bytes += len(data)
         try:
             with contextlib.suppress(httptools.HttpParserCallbackError):  # a second answer
                 self._parser.feed_data(data)
+            if not self._status and self._head_bytes > _MOST_HEAD_BYTES:
+                raise MalformedAnswer("the head of the answer does not end", begun=True)
             self._deliver(self._receiver)
         except httptools.HttpParserError as error:
             self._finish(MalformedAnswer(f"{error} in {data[:100]!r}", begun=True))
+        except httptools.HttpParserUpgrade:  # to what nobody asked for
+            self._finish(MalformedAnswer("the server switched protocols", begun=True))
         except Exception as error:  # whatever the receiver finds wrong ends the request
             self._finish(error)
 

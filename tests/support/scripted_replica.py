@@ -37,6 +37,8 @@ class ScriptedReplica:
         self.draining = draining
         self.mute = False
         """Whether probes get no answer."""
+        self.claims: dict[str, Any] = {}
+        """What it says of itself in place of the truth."""
         self.probes = 0
         self._pagelet = pagelet
         self._server: asyncio.Server | None = None
@@ -105,7 +107,7 @@ class ScriptedReplica:
             "enable_prefix_caching": True,
             "data_parallel_size": 1,
             "draining": self.draining,
-        }
+        } | self.claims
         if path == "/v1/replica" and self._pagelet:
             await send(writer, 200, description)
         elif path == "/v1/models" and not self._pagelet:
@@ -145,6 +147,12 @@ def error(
 async def cut(asked: Asked) -> None:
     """No answer: the connection breaks."""
     asked.writer.transport.abort()
+
+
+async def switch(asked: Asked) -> None:
+    """Another protocol, which nobody asked for."""
+    asked.writer.write(b"HTTP/1.1 101 x\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nx")
+    await asked.writer.drain()
 
 
 async def silent(asked: Asked) -> None:

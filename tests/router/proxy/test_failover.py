@@ -7,7 +7,7 @@ import pytest
 
 from pagelet.protocol.router import ModelRoute, Pool
 from pagelet.router.replicas import prober
-from support.scripted_replica import ScriptedReplica, cut, error, silent, stream, whole
+from support.scripted_replica import ScriptedReplica, cut, error, silent, stream, switch, whole
 
 GOOD = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
 
@@ -34,6 +34,8 @@ def asked(routed):
         pytest.param(error(429, "queue_full", ["Retry-After: 1"]), id="429"),
         pytest.param(error(500, "internal"), id="500"),
         pytest.param(stream(end="cut"), id="cut after the head"),
+        pytest.param(switch, id="another protocol"),
+        pytest.param(whole({}, 307, ["Location: http://127.0.0.1:1/"]), id="redirect"),
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
@@ -45,6 +47,33 @@ async def test_another_replica_answers(routed, failure, streams) -> None:
             assert response.status_code == 200
             assert response.headers["x-pagelet-replica"] == fleet.replicas[1].url
         assert asked(fleet)[1] == 2
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"block_size": -16},
+        {"block_size": 0},
+        {"num_kv_blocks": -1},
+        {"max_num_seqs": -100},
+        {"data_parallel_size": 10**9},
+        {"prefill_tokens_per_second": -1.0},
+        {"kv_events": {"endpoints": ["ipc:///a"], "replay_endpoints": ["ipc:///b", "ipc:///c"]}},
+        {"kv_events": {"endpoints": ["ipc:///a"] * 10_000}},
+    ],
+    ids=lambda claims: next(iter(claims)),
+)
+async def test_a_replica_that_cannot_be_as_it_says_gets_no_requests_until_it_can(
+    routed, claims
+) -> None:
+    liar, honest = replicas(whole(GOOD), whole(GOOD))
+    liar.claims = claims
+    async with routed(liar, honest, wait=False) as fleet:
+        for _ in range(6):
+            assert (await fleet.post()).status_code == 200
+        assert asked(fleet) == [0, 6]
+        liar.claims = {}
+        await fleet.wait_for(lambda: fleet.num_available == 2)
 
 
 async def test_a_replica_that_is_down_is_not_asked_and_comes_back_by_a_probe(routed) -> None:

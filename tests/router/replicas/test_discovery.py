@@ -37,7 +37,8 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
     write(path, A)
     assert await first == [A]
     changed = asyncio.create_task(following())
-    for bad in ("[{", '[{"id": "a"}]', json.dumps([{"id": "a", "url": "u"}] * 2)):
+    twice = json.dumps([{"id": "a", "url": "u"}] * 2)
+    for bad in ("[{", '[{"id": "a"}]', twice, '[{"x": ' + "[" * 10_000):
         path.write_text(bad)
         await asyncio.sleep(0.3)
         assert not changed.done()
@@ -45,7 +46,7 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
     await asyncio.sleep(0.3)
     write(path, B, A)
     assert await changed == [B, A]
-    assert caplog.text.count("waiting for a good one") == 5
+    assert caplog.text.count("waiting for a good one") == 6
     emptied = asyncio.create_task(following())
     write(path)
     assert await emptied == []

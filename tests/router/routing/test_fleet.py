@@ -201,6 +201,16 @@ def test_blocks_of_sliding_windows_and_slow_tiers_do_not_count() -> None:
     assert held(fleet, request) == {NAMES[0]: 19}
 
 
+def test_hashes_of_no_hash_function_fill_no_memory() -> None:
+    fleet = make_fleet()
+    for long in (b"a" * 33, b"b" * 1_000_000, b""):
+        event = BlockStored(
+            block_hashes=[long], parent_block_hash=None, token_ids=[], block_size=BLOCK
+        )
+        fleet.apply_events(NAMES[0], KVEventBatch(0.0, [event], 0))
+    assert fleet.num_index_blocks == 0
+
+
 def test_a_replica_holds_what_any_of_its_ranks_holds() -> None:
     fleet, request = make_fleet(), make_request(1)
     store(fleet, NAMES[0], request, rank=1)

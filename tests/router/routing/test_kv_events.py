@@ -136,6 +136,50 @@ async def test_what_was_cached_before_is_replayed(tmp_path: Path) -> None:
         assert sink.ranks == {0}
 
 
+async def test_what_no_engine_publishes_is_passed_over(tmp_path: Path) -> None:
+    """The next good batches count, of the rank whose socket it is."""
+    engine, sink = Engine(tmp_path), Recorder()
+    forger = zmq.Context()
+    pub = forger.socket(zmq.PUB)
+    endpoint = f"ipc://{tmp_path}/forged"
+    pub.bind(endpoint)
+    engine.options = msgspec.structs.replace(
+        engine.options, endpoint=endpoint, replay_endpoint=None
+    )
+
+    def encode(*events: object, rank: object = 0) -> bytes:
+        return msgspec.msgpack.encode([0.0, list(events), rank])
+
+    number = 0
+
+    def publish(payload: bytes, sequence: bytes | None = None) -> None:
+        nonlocal number
+        if sequence is None:
+            number += 1
+        told = number.to_bytes(8, "big") if sequence is None else sequence
+        pub.send_multipart([b"kv@test", told, payload])
+
+    stored = {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1], "block_size": 1}
+    nested = b"\x93\x00" + b"\x91" * 10_000
+    good = [bytes([each]) * 32 for each in range(9)]
+    async with following(engine, sink) as follower:
+        while not sink.blocks:
+            publish(encode(stored | {"block_hashes": [good[0]]}))
+            await asyncio.sleep(0.02)
+        for each, payload in enumerate(
+            (encode([]), encode([[1]]), encode(["Unknown"]), encode(3), nested, b"", b"\xc1"), 1
+        ):
+            publish(payload)
+            publish(b"", sequence=b"short")
+            publish(b"", sequence=b"\x7f" * 100)
+            forged = {"block_hashes": [good[each]]}
+            publish(encode(stored | forged, rank=10**9))
+            await until(lambda each=each: good[each] in sink.blocks, "following ended")
+        assert sink.ranks == {0}
+        assert follower.counts.undecodable == 7 * 3
+    forger.destroy(linger=0)
+
+
 async def test_events_follow_live(tmp_path: Path) -> None:
     engine, sink = Engine(tmp_path), Recorder()
     async with following(engine, sink):

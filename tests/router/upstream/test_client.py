@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagelet.router.upstream.client import ConnectFailed, Upstream, UpstreamTimeout
+from pagelet.router.upstream.client import AnswerTooLarge, ConnectFailed, Upstream, UpstreamTimeout
 from pagelet.router.upstream.connection import ConnectionLost, MalformedAnswer, UpstreamError
 from support.answering import LAST_CHUNK, STREAM_HEAD, answering, chunk
 
@@ -30,6 +30,17 @@ async def ask(upstream, path="/x", seconds=5.0, **options):
         return response.status, await response.read_all(seconds)
     finally:
         response.close()
+
+
+async def test_an_answer_without_end_is_given_up() -> None:
+    endless = [STREAM_HEAD, *[chunk(b"a" * 1000)] * 1000]
+    async with asking(lambda request: endless) as (_, upstream):
+        response = await upstream.send("POST", "/", [], b"{}", seconds=5)
+        try:
+            with pytest.raises(AnswerTooLarge, match="5000 bytes"):
+                await response.read_all(5, 5000)
+        finally:
+            response.close()
 
 
 @settings(deadline=None)
@@ -71,6 +82,12 @@ async def test_the_request_is_whole_and_headers_come_in_lower_case() -> None:
         pytest.param([STREAM_HEAD, b"5\r\nab", b""], ConnectionLost, id="closed in a chunk"),
         pytest.param([STREAM_HEAD, b"zz\r\n"], MalformedAnswer, id="no chunk"),
         pytest.param([b"SSH-2.0-OpenSSH\r\n"], MalformedAnswer, id="no HTTP"),
+        pytest.param(
+            [OK[:17], *[b"X-A: %b\r\n" % (b"a" * 1000)] * 300], MalformedAnswer, id="all head"
+        ),
+        pytest.param(
+            [b"HTTP/1.1 101 x\r\nUpgrade: y\r\n\r\n"], MalformedAnswer, id="no HTTP any more"
+        ),
         pytest.param([3.0], UpstreamTimeout, id="silent"),
         pytest.param([STREAM_HEAD, chunk(b"a"), 3.0], UpstreamTimeout, id="silent in a body"),
     ],
