@@ -13,7 +13,8 @@ from pagelet.agent.http.errors import as_api_error
 from pagelet.agent.http.gate import RequestContext, context_of
 from pagelet.engine.outputs import RequestOutput
 from pagelet.process.disconnect import run_until_disconnect
-from pagelet.protocol.openai.errors import ApiError, ErrorResponse
+from pagelet.protocol.anthropic.errors import error_event
+from pagelet.protocol.openai.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +38,7 @@ class Chunks(Protocol):
 
 
 FailureEvent = Callable[[ApiError], bytes]
-"""The event that ends a stream which cannot go on."""
-
-
-def error_event(error: ApiError) -> bytes:
-    """As OpenAI's streams of chunks have it."""
-    return b"data: " + ErrorResponse(error.detail).encode() + b"\n\n"
+"""Makes the event that ends a stream which cannot go on."""
 
 
 class EventStream(Response):
@@ -56,7 +52,7 @@ class EventStream(Response):
         answers: Answers,
         chunks: Chunks,
         context: RequestContext,
-        failure: FailureEvent,
+        failure: FailureEvent | None,
     ) -> None:
         super().__init__()
         self._first = first
@@ -72,7 +68,7 @@ class EventStream(Response):
         answers: Answers,
         chunks: Chunks,
         context: RequestContext,
-        failure: FailureEvent = error_event,
+        failure: FailureEvent | None = None,
     ) -> Self:
         """Waits for the first delta; there is none if all answers were ended elsewhere."""
         deltas = aiter(answers)
@@ -81,12 +77,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ClientGone` if the client goes away."""
         try:
-            await run_until_disconnect(receive, self._write(send))
+            await run_until_disconnect(receive, self._write(scope["path"], send))
         finally:
             self._answers.close()
             self._context.note_usage(self._answers.usage())
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, path: str, send: Send) -> None:
         headers = list(_HEADERS)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         encode = self._chunks.encode
@@ -105,7 +101,10 @@ class EventStream(Response):
             self._context.note_error(api_error)
             if api_error.status == 500:
                 _log.exception("a stream failed")
-            last = self._failure(api_error)
+            if self._failure is None:
+                last = error_event(path, api_error)
+            else:
+                last = self._failure(api_error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

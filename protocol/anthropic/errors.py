@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's shape, for requests to its paths."""
 
 import msgspec
 
@@ -24,13 +24,18 @@ def messages_error(error: ApiError) -> bytes:
     return msgspec.json.encode({"type": "error", "error": detail})
 
 
-def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that failed."""
-    return b"event: error\ndata: " + messages_error(error) + b"\n\n"
-
-
 def error_body(path: str, error: ApiError) -> bytes:
     """What a request to that path is answered with: each API has its own shape."""
-    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+    if _is_anthropics(path):
         return messages_error(error)
     return ErrorResponse(error.detail).encode()
+
+
+def error_event(path: str, error: ApiError) -> bytes:
+    """The last event of a stream that failed."""
+    name = b"event: error\n" if _is_anthropics(path) else b""
+    return b"%bdata: %b\n\n" % (name, error_body(path, error))
+
+
+def _is_anthropics(path: str) -> bool:
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from pagelet.process.disconnect import ClientGone, Receive
-from pagelet.protocol.openai.errors import ApiError, ErrorResponse
+from pagelet.protocol.anthropic.errors import error_body, error_event
+from pagelet.protocol.openai.errors import ApiError
 from pagelet.protocol.openai.http_body import (
     check_announced_length,
     check_elements,
@@ -93,10 +94,11 @@ class Exchange:
         await self.answer(200, body, [(b"content-type", b"application/json")])
 
     async def answer_error(self, error: ApiError) -> None:
-        """An error in OpenAI's shape: an answer of its own, or the last event of a stream."""
-        body = ErrorResponse(error.detail).encode()
+        """An error in the shape of the API that was asked: an answer of its own, or the last event
+        of a stream."""
         if self.status:
-            await self.end(b"data: " + body + b"\n\n")
+            await self.end(error_event(self.path, error))
             return
+        body = error_body(self.path, error)
         self.extra_headers += (error.headers or {}).items()
         await self.answer(error.status, body, [(b"content-type", b"application/json")])

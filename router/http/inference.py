@@ -36,6 +36,8 @@ PATHS: Final = frozenset(
     )
 )
 """Where clients may POST JSON that names a model."""
+_GENERATING: Final = frozenset((CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"))
+"""Replicas take hints there, so that what they cache of a prompt is its tenant's own."""
 _MODEL_OPTIONAL: Final = frozenset(("/tokenize", "/detokenize"))
 _SEED_BITS: Final = 63
 
@@ -83,13 +85,14 @@ class Inference:
         record.model = self.state.models.label(model.route)  # the first replica may have told it
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
-            generates = self.exchange.path in (CHAT, COMPLETIONS)
-            if generates:
+            generates = self.exchange.path in _GENERATING
+            tokenises = self.exchange.path in (CHAT, COMPLETIONS)
+            if tokenises:
                 prompts = await tokeniser.tokenise(self.exchange.path, body.data, salt)
             route = self._route(prompts, salt, session)
             if (name := self.state.models.upstream_name(model, ref)) != model.asked:
                 body.rename_model(name)
-            resumable = generates and body.stream
+            resumable = tokenises and body.stream
             request = UpstreamRequest(
                 method=self.exchange.method,
                 target=self.exchange.target,

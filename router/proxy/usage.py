@@ -4,9 +4,17 @@ import dataclasses
 import re
 from typing import Final
 
-_FIELD: Final = re.compile(
-    rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d{1,15})(?!\d)'
-)
+_NAMES: Final = {
+    b"prompt_tokens": "prompt_tokens",
+    b"input_tokens": "prompt_tokens",
+    b"completion_tokens": "completion_tokens",
+    b"output_tokens": "completion_tokens",
+    b"cached_tokens": "cached_tokens",
+}
+"""In chat completions, and in responses and messages."""
+_CACHED_INPUT: Final = (b"cache_read_input_tokens", b"cache_creation_input_tokens")
+"""Anthropic's API counts them apart from the input."""
+_FIELD: Final = re.compile(rb'"(%b)":\s*(\d{1,15})(?!\d)' % b"|".join((*_NAMES, *_CACHED_INPUT)))
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,6 +34,11 @@ def read_usage(body: bytes) -> TokenCounts:
     counts = TokenCounts()
     start = body.rfind(b'"usage":')
     if start >= 0:
-        for name, value in _FIELD.findall(body, start):
-            setattr(counts, name.decode(), int(value))
+        found = {name: int(value) for name, value in _FIELD.findall(body, start)}
+        for name, field in _NAMES.items():
+            if name in found:
+                setattr(counts, field, found[name])
+        if counts.prompt_tokens is not None and _CACHED_INPUT[0] in found:
+            counts.cached_tokens = found[_CACHED_INPUT[0]]
+            counts.prompt_tokens += sum(found.get(name, 0) for name in _CACHED_INPUT)
     return counts

@@ -118,18 +118,21 @@ def _user_messages(turn: UserMessage) -> list[Message]:
 
 
 def _assistant_message(turn: AssistantTurn) -> Message:
-    message = Message(role="assistant")
+    content, thoughts, calls = list[TextPart](), list[str](), list[ToolCallInput]()
     for block in turn.content:
         if isinstance(block, TextBlock):
-            part = TextPart(type="text", text=block.text)
-            message.content = [*(message.content or ()), part]
+            content.append(TextPart(type="text", text=block.text))
         elif isinstance(block, ThinkingBlock):
-            message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            thoughts.append(block.thinking)
         else:
             function = FunctionCallInput(name=block.name, arguments=json.dumps(block.input))
-            call = ToolCallInput(id=block.id, function=function)
-            message.tool_calls = [*(message.tool_calls or ()), call]
-    return message
+            calls.append(ToolCallInput(id=block.id, function=function))
+    return Message(
+        role="assistant",
+        content=content or None,
+        reasoning_content="".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
 
 
 def _content(blocks: Any) -> list[TextPart]:

@@ -14,7 +14,7 @@ from pagelet.agent.http.messages.output import message
 from pagelet.agent.http.messages.request import NAMES, chat_request
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.anthropic.answers import TokenCount
-from pagelet.protocol.anthropic.errors import MESSAGES, error_event
+from pagelet.protocol.anthropic.errors import MESSAGES
 from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagelet.protocol.errors import InvalidRequest
 
@@ -44,7 +44,7 @@ async def _respond(
     reader = ItemReader(plan, message_id)
     if body.stream:
         events = MessageEvents(message_id, body.model, reader, answers.usage)
-        return await EventStream.open(answers, events, context, error_event)
+        return await EventStream.open(answers, events, context)
     async for _, output in answers:
         reader.push(output)
     usage = answers.usage()

@@ -106,10 +106,8 @@ def _append(messages: list[Message], item: InputItem) -> None:
         if last is None:
             messages.append(last := Message(role="assistant"))
         function = FunctionCallInput(name=item.name, arguments=item.arguments)
-        last.tool_calls = [
-            *(last.tool_calls or ()),
-            ToolCallInput(id=item.call_id, function=function),
-        ]
+        last.tool_calls = last.tool_calls or []
+        last.tool_calls.append(ToolCallInput(id=item.call_id, function=function))
     else:
         if last is None or last.content or last.tool_calls:
             messages.append(last := Message(role="assistant"))

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -15,6 +16,7 @@ from pagelet.agent.http.app import create_app
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.process.bounded_head import BoundedHeadProtocol
+from support.router_thread import router_thread
 
 from .fake_llm import FakeLLM
 
@@ -129,6 +131,27 @@ def serve():
         yield start
 
 
+def answer_routers(llm):
+    """Lets the fake engine describe itself; no router can have its tokenizer."""
+
+    async def bundle():
+        return SimpleNamespace(data=b"{}", digest="none")
+
+    llm.tokenizer_bundle = bundle
+    core = SimpleNamespace(incarnation="1", block_size=16, num_kv_blocks=100, kv_events=None)
+    llm.ready_engines = [core]
+
+
+DIRECT_AND_ROUTED = pytest.mark.parametrize("server", ["server", "router"], indirect=True)
+"""Clients talk to the server, and again to a router in front of it."""
+
+
 @pytest.fixture
-def server(serve):
-    return serve()
+def server(request, serve):
+    server = serve()
+    if getattr(request, "param", "server") == "server":
+        yield server
+        return
+    answer_routers(server.llm)
+    with router_thread(server.url) as port:
+        yield RunningServer(server.llm, server.app, port, server._loop)

@@ -6,7 +6,7 @@ import anthropic
 import httpx
 import pytest
 
-from .conftest import serving
+from .conftest import DIRECT_AND_ROUTED, serving
 from .thinking_llm import LOOK_UP, ThinkingLLM
 
 TEXT = "Hello, wörld!"
@@ -45,6 +45,7 @@ def ask(client, **options):
     return client.messages.create(**settings)
 
 
+@DIRECT_AND_ROUTED
 def test_a_message_is_answered(server, client):
     answer = ask(
         client,
@@ -192,6 +193,7 @@ def test_what_is_not_served_is_named(server, client, extra, named):
     assert server.state.admission.in_flight == 0
 
 
+@DIRECT_AND_ROUTED
 def test_broken_bodies_get_the_right_shape(server):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         for data in (b"", b"{", b"[]", b"\xff", b"{}"):
@@ -202,6 +204,7 @@ def test_broken_bodies_get_the_right_shape(server):
     assert httpx.get(server.url + "/v1/messages").json()["type"] == "error"
 
 
+@DIRECT_AND_ROUTED
 def test_other_errors_are_the_clients_own(server, client):
     with pytest.raises(anthropic.NotFoundError, match="'tiny'") as missing:
         ask(client, model="claude")

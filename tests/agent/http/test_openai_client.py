@@ -1,39 +1,15 @@
 """The official client in every documented call: to a server, and to a router in front of one."""
 
 import asyncio
-from types import SimpleNamespace
 
 import openai
 import pytest
 
-from support.router_thread import router_thread
+from .conftest import DIRECT_AND_ROUTED
 
-from .conftest import RunningServer
-
+pytestmark = DIRECT_AND_ROUTED
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello, wörld!"
-
-
-@pytest.fixture(params=["server", "router"])
-def server(request, server):
-    """What clients talk to; the engine behind it is the same."""
-    if request.param == "server":
-        yield server
-        return
-    answer_routers(server.llm)
-    with router_thread(server.url) as port:
-        yield RunningServer(server.llm, server.app, port, server._loop)
-
-
-def answer_routers(llm):
-    """Lets the fake engine describe itself; no router can have its tokenizer."""
-
-    async def bundle():
-        return SimpleNamespace(data=b"{}", digest="none")
-
-    llm.tokenizer_bundle = bundle
-    core = SimpleNamespace(incarnation="1", block_size=16, num_kv_blocks=100, kv_events=None)
-    llm.ready_engines = [core]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from .conftest import serving
+from .conftest import DIRECT_AND_ROUTED, serving
 from .thinking_llm import LOOK_UP, ThinkingLLM
 
 TEXT = "Hello, wörld!"
@@ -42,6 +42,7 @@ def prompt_of(server):
     return server.llm.tokenizer.decode(server.llm.seen[-1][1], False)
 
 
+@DIRECT_AND_ROUTED
 def test_a_text_is_answered(server, client):
     answer = respond(
         client,
@@ -186,6 +187,7 @@ def test_a_stream_that_ends_at_the_bound_is_incomplete(client):
     assert last.response.incomplete_details.reason == "max_output_tokens"
 
 
+@DIRECT_AND_ROUTED
 def test_a_stream_whose_engine_dies_fails(server, client):
     server.llm.behaviour.die_after = 3
     *_, last = respond(client, stream=True)
@@ -250,6 +252,7 @@ def test_the_tool_that_is_not_served_is_named(client):
         respond(client, tools=[{"type": "web_search"}])
 
 
+@DIRECT_AND_ROUTED
 def test_other_errors_are_as_elsewhere(server, client):
     with pytest.raises(openai.NotFoundError):
         respond(client, model="gpt")

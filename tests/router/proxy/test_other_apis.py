@@ -1,0 +1,72 @@
+"""Responses and messages through a router: whose cache they use, what they cost, how they fail."""
+
+import json
+
+import pytest
+
+from pagelet.protocol.api_keys import key_digest
+from pagelet.router.proxy.usage import TokenCounts, read_usage
+from pagelet.router.tenants.key_file import digest_entry
+from support.scripted_replica import ScriptedReplica, error
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_tenants_cache_is_its_own(routed, tmp_path, path) -> None:
+    tenants = [
+        {"name": name, "keys": [{"hash": digest_entry(key_digest(name))}]} for name in ("a", "b")
+    ]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"tenants": tenants}))
+    async with routed(ScriptedReplica(), config={"api_keys_file": str(file)}) as fleet:
+        for stream in (False, True):
+            for name in ("a", "b"):
+                await fleet.post({"stream": stream}, path, headers={"x-api-key": name})
+        hints = [asked.body["pagelet"] for asked in fleet.replicas[0].asked]
+        salts = [hint.pop("cache_salt") for hint in hints]
+        assert salts[:2] == salts[2:]
+        assert salts[0] != salts[1]
+        assert hints == [{}] * 4, "nothing that only streams of chunks have"
+
+
+async def test_errors_have_the_shape_of_the_api(routed) -> None:
+    replica = ScriptedReplica()
+    async with routed(replica) as fleet:
+        missing = await fleet.post({"model": "gpt"}, "/v1/messages")
+        assert missing.status_code == 404
+        assert missing.json()["type"] == "error"
+        assert missing.json()["error"]["type"] == "not_found_error"
+        replica.answer = error(503, "engine_unavailable")
+        down = await fleet.post({}, "/v1/messages")
+        assert down.status_code == 503
+        assert down.json()["error"]["type"] == "overloaded_error"
+        assert (await fleet.post({"model": "gpt"}, "/v1/responses")).json()["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (
+            {
+                "input_tokens": 7,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 32,
+                "output_tokens": 5,
+            },
+            TokenCounts(39, 5, 32),
+        ),
+        (
+            {
+                "input_tokens": 39,
+                "input_tokens_details": {"cached_tokens": 32, "cache_write_tokens": 0},
+                "output_tokens": 5,
+                "output_tokens_details": {"reasoning_tokens": 2},
+                "total_tokens": 44,
+            },
+            TokenCounts(39, 5, 32),
+        ),
+    ],
+)
+def test_usage_is_read_as_each_api_spells_it(usage, counts) -> None:
+    told = {"input": {"usage": {"input_tokens": 9}}, "usage": usage}
+    assert read_usage(json.dumps(told).encode()) == counts
+    assert read_usage(b'event: x\ndata: {"usage":null}\n\n') == TokenCounts()
