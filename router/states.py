@@ -90,7 +90,7 @@ async def follow_file(states: States, path: Path, counters: CounterTable) -> Non
                 if config != states.current.config:
                     await states.replace(RouterState(config, counters, states.current))
                     _log.info("%s has changed and is in force", path)
-            except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are some
+            except (OSError, ValueError) as error:  # msgspec's errors are some
                 _log.error("%s: %s; the configuration before it stays in force", path, error)
         await asyncio.sleep(_LOOK_EVERY)
 

