@@ -1,5 +1,6 @@
 """`pagelet ps`."""
 
+import os
 from typing import Annotated
 
 import msgspec
@@ -24,5 +25,6 @@ def ps(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(status), indent=2))
         return
-    console = Console(highlight=False)
+    width = None if os.isatty(1) else 240  # a table for a file or a pipe is not folded
+    console = Console(highlight=False, width=width)
     console.print(overview(status), soft_wrap=True)

@@ -24,7 +24,8 @@ _STYLES = {
     Phase.DRAINING: "cyan",
     Phase.STOPPED: "dim",
 }
-_COLUMNS = ("service", "replica", "state", "pid", "port")
+_NAMES = ("service", "replica")
+_COLUMNS = ("state", "pid", "port")
 _FIGURES = ("load", "queue", "KV", "hits", "tok/s", "restarts")
 
 
@@ -42,6 +43,8 @@ def overview(status: Status) -> Group:
 def _table(status: Status) -> Table:
     """A row for the router and for each replica."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in _NAMES:  # fold on a narrow terminal, so that no figure is cut
+        table.add_column(name, overflow="fold")
     for name in _COLUMNS:
         table.add_column(name, no_wrap=True)
     for name in _FIGURES:

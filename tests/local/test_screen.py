@@ -47,8 +47,8 @@ def status(*replicas: ReplicaStatus, wanted: int = 2, problems: tuple[str, ...] 
     )
 
 
-def text_of(shown: Status) -> str:
-    console = Console(file=io.StringIO(), width=80)
+def text_of(shown: Status, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(overview(shown))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
@@ -71,6 +71,13 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
         "smollm2-2: out of memory",
     ]
     assert "none" in text_of(status(wanted=0))
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_nothing() -> None:
+    text = text_of(status(replica(1, Phase.READY), replica(2, Phase.READY)), width=66)
+    assert "…" not in text
+    for cell in ("123456", "40001", "ready", "12%", "1,234", "restarts"):
+        assert cell in text
 
 
 @pytest.mark.parametrize(
