@@ -18,10 +18,16 @@ def up(
     file: Annotated[
         Path, typer.Option("--file", "-f", help="YAML file with one or several InferenceServices.")
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; 0.0.0.0 for all. [default: 127.0.0.1]"),
+    ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port of the router; 0 takes a free one.")
-    ] = 8000,
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="TCP port of the router; 0 takes a free one. [default: 8000]"
+        ),
+    ] = None,
     replicas: Annotated[
         list[str] | None,
         typer.Option(

@@ -29,6 +29,8 @@ class Owner(msgspec.Struct, kw_only=True):
     """Path of the control socket."""
     file: str
     """The YAML file that is served, as an absolute path."""
+    host: str
+    """The address that the router listens on."""
     url: str
     """Of the router, without a path."""
 
@@ -105,9 +107,15 @@ class StateDir:
             path.unlink(missing_ok=True)
 
     def log_paths(self) -> list[Path]:
-        """All logs, by name; without those that were rotated away."""
-        return sorted(self.logs.glob(f"*{SUFFIX}"))
+        """All logs, by name, where `a-2` comes before `a-10`; without those that were rotated
+        away."""
+        return sorted(self.logs.glob(f"*{SUFFIX}"), key=_by_name_and_number)
 
     @property
     def _owner(self) -> Path:
         return self.path / "owner.json"
+
+
+def _by_name_and_number(path: Path) -> tuple[str, int]:
+    name, _, number = path.stem.rpartition("-")
+    return (name, int(number)) if number.isdecimal() else (path.stem, 0)

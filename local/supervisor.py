@@ -96,7 +96,13 @@ class Supervisor:
         socket_path = self._runtime.file("control")
         server = await control.listen(socket_path, self._handle)
         self._state.write_owner(
-            Owner(pid=os.getpid(), control=socket_path, file=str(self._file), url=self._url)
+            Owner(
+                pid=os.getpid(),
+                control=socket_path,
+                file=str(self._file),
+                host=self._host,
+                url=self._url,
+            )
         )
         try:
             self._pools.reconcile()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -25,6 +26,8 @@ from pagelet.process.logs import TextFormatter
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.inference_service.load import InvalidServices
 
+_DEFAULT_HOST = "127.0.0.1"
+_DEFAULT_PORT = 8000
 _POLL_SECONDS = 0.1
 
 log = logging.getLogger("pagelet.local")
@@ -39,8 +42,10 @@ class UpOptions:
     """What `pagelet up` is asked for."""
 
     file: Path
-    host: str
-    port: int
+    host: str | None
+    """None: 127.0.0.1, or where it listens already."""
+    port: int | None
+    """None: 8000, or where it listens already."""
     state_dir: Path
     replicas: Sequence[str]
     """In place of the file's numbers: `NAME=N`, or `N` for a file of one service."""
@@ -56,7 +61,7 @@ def up(options: UpOptions, console: Console, *, detach: bool) -> int:
     state = StateDir(options.state_dir)
     owner = state.owner()
     if owner is not None:
-        return _apply(owner, options.file.resolve(), replicas, state, console)
+        return _apply(owner, options, replicas, state, console)
     if detach:
         return _in_background(options, state, console)
     return _here(options, wanted, replicas, state, console)
@@ -66,10 +71,12 @@ def _here(
     options: UpOptions, wanted: Wanted, replicas: dict[str, int], state: StateDir, console: Console
 ) -> int:
     """Runs it in this process until it is told to end."""
+    host = _DEFAULT_HOST if options.host is None else options.host
+    port = _DEFAULT_PORT if options.port is None else options.port
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(state.hold())
-            holder = stack.enter_context(reserve(options.host, options.port))
+            holder = stack.enter_context(reserve(host, port))
         except AlreadyRuns:
             raise UpFailed(f"another `pagelet up` has just started in {state.path}") from None
         except ListenError as error:
@@ -84,9 +91,9 @@ def _here(
             wanted,
             state,
             runtime,
-            host=options.host,
+            host=host,
             holder=holder,
-            url=url(holder, options.host).removesuffix("/v1"),
+            url=url(holder, host).removesuffix("/v1"),
             replicas=replicas,
             show=view.show,
         )
@@ -100,8 +107,11 @@ def _in_background(options: UpOptions, state: StateDir, console: Console) -> int
     """Starts it as a process of its own session, and waits until all is ready."""
     state.create()
     command = [sys.executable, "-P", "-m", "pagelet.cli", "up", "--file", str(options.file)]
-    command += ["--host", options.host, "--port", str(options.port)]
     command += ["--state-dir", str(options.state_dir)]
+    if options.host is not None:
+        command += ["--host", options.host]
+    if options.port is not None:
+        command += ["--port", str(options.port)]
     for count in options.replicas:
         command += ["--replicas", count]
     with (state.path / "start-up").open("w+b") as output:
@@ -122,13 +132,23 @@ def _in_background(options: UpOptions, state: StateDir, console: Console) -> int
 
 
 def _apply(
-    owner: Owner, file: Path, replicas: dict[str, int], state: StateDir, console: Console
+    owner: Owner,
+    options: UpOptions,
+    replicas: dict[str, int],
+    state: StateDir,
+    console: Console,
 ) -> int:
     """Has the supervisor that runs take the file over."""
-    if owner.file != str(file):
+    if owner.file != str(options.file.resolve()):
         raise UpFailed(
             f"{owner.file} runs here already; end it with `pagelet down`, or give this file a "
             "--state-dir and a --port of its own"
+        )
+    port = urlsplit(owner.url).port
+    if options.host not in (None, owner.host) or options.port not in (None, 0, port):
+        raise UpFailed(
+            f"it listens on {owner.host}, port {port}, already; leave --host and --port out, or "
+            "end it with `pagelet down` first"
         )
     try:
         client.apply(state)

@@ -49,7 +49,7 @@ async def test_calls_are_answered_and_errors_passed_on(tmp_path: Path) -> None:
 def test_one_holds_a_state_directory_until_it_ends_however_it_ends(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")
     assert not state.is_held()
-    owner = Owner(pid=os.getpid(), control="c", file="f", url="u")
+    owner = Owner(pid=os.getpid(), control="c", file="f", host="h", url="u")
     with state.hold():
         assert state.owner() is None
         state.write_owner(owner)
@@ -75,11 +75,11 @@ def test_one_holds_a_state_directory_until_it_ends_however_it_ends(tmp_path: Pat
 def test_a_log_goes_with_what_was_rotated_away(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.create()
-    for name in ("sim-1.log", "sim-1.log.1", "sim-10.log", "router.log"):
+    for name in ("sim-1.log", "sim-1.log.1", "sim-10.log", "sim-2.log", "router.log"):
         (state.logs / name).touch()
     state.remove_log("sim-1")
-    assert [path.name for path in state.log_paths()] == ["router.log", "sim-10.log"]
-    assert len(list(state.logs.iterdir())) == 2
+    assert [path.name for path in state.log_paths()] == ["router.log", "sim-2.log", "sim-10.log"]
+    assert len(list(state.logs.iterdir())) == 3
 
 
 def test_the_state_is_kept_where_the_user_keeps_such_things(
