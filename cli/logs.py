@@ -19,7 +19,7 @@ def logs(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="A service, a replica, `router` or `supervisor`. [default: all]",
         ),
     ] = None,
@@ -36,8 +36,9 @@ def logs(
         return _matching(state, name)
 
     if not find() and not follow:
-        known = ", ".join(path.stem for path in state.log_paths()) or "none"
-        typer.echo(f"Error: there is no log of {name or 'anything'}; there is {known}", err=True)
+        known = ", ".join(path.stem for path in state.log_paths())
+        missing = f"there is no log of {name}; there is {known}" if known else "there are no logs"
+        typer.echo(f"Error: {missing} (looked in {state.logs})", err=True)
         raise typer.Exit(1)
     follower = Follower(find)
     for path in find():

@@ -138,7 +138,8 @@ class Server:
         """Waits until it may start again, which is never if that could not help."""
         ended = describe_exit(returncode)
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
-        self.reason = (last_line.removeprefix("Error: ") if returncode > 0 else "") or ended
+        last_words = last_line.removeprefix("Error: ") if returncode > 0 else ""
+        self.reason = last_words or ended
         if returncode == EXIT_CONFIGURATION:
             log.error("%s: cannot work: %s", self.name, self.reason)
             self._set_phase(Phase.FAILED)
@@ -146,8 +147,9 @@ class Server:
             return
         delay = self._backoff.record_failure(self.ready_seconds)
         log.error(
-            "%s: ended with %s: %s; starting it again in %g s (failure %d in a row)",
-            *(self.name, ended, self.reason, delay, self._backoff.failures),
+            "%s: ended with %s; starting it again in %g s (failure %d in a row)",
+            *(self.name, f"{ended}: {last_words}" if last_words else ended),
+            *(delay, self._backoff.failures),
         )
         self._set_phase(Phase.BACKING_OFF)
         try:

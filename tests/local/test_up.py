@@ -100,8 +100,8 @@ def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(up: Lo
         assert not is_alive(pid)
     assert ask(up) == "sim-1"
     said = up.said()
-    assert "sim-1: ended with signal SIGKILL" in said
-    assert "starting it again in 0.5 s (failure 1 in a row)" in said
+    assert "sim-1: ended with signal SIGKILL;" in said
+    assert "SIGKILL; starting it again in 0.5 s (failure 1 in a row)" in said
     assert "starting it again in 1 s (failure 2 in a row)" in said
 
     router = up.status()["router"]["pid"]  # type: ignore[index]
@@ -194,6 +194,9 @@ def test_in_the_background_with_several_services(up: Local, tmp_path: Path) -> N
     told = up.command("up", "-f", str(up.file))
     assert "sim-2: ready" in told
     assert "sim: 2 of 2 ready" in told
+    for place in (("--port", "1"), ("--host", "0.0.0.0")):
+        told = up.command("up", "-f", str(up.file), *place, code=1)
+        assert told.startswith("Error: it listens on 127.0.0.1, port "), told
     other = tmp_path / "other.yaml"
     other.write_text(SIM)
     assert f"{up.file} runs here already" in up.command("up", "-f", str(other), code=1)
