@@ -170,8 +170,8 @@ def _problems(manifest: Manifest, num_gpus: int) -> Iterator[str]:
             yield from _problems_of_model(where, model, manifest)
         if spec.accelerator and spec.accelerator.count > num_gpus:
             yield (
-                f"{at}.accelerator.count: a replica needs {spec.accelerator.count} GPUs and this "
-                f"machine has {num_gpus}; leave accelerator out to compute on the CPU"
+                f"{at}.accelerator.count: is {spec.accelerator.count}, and the number of this "
+                f"machine's GPUs is {num_gpus}; leave accelerator out to compute on the CPU"
             )
         if spec.api_keys and _secret(spec.api_keys, manifest) is None:
             yield _missing_secret(f"{at}.apiKeys", spec.api_keys)

