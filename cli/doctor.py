@@ -18,7 +18,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "absent": "bright_bl
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A model that is checked, as for serve."),
+        typer.Argument(metavar="MODEL", help="A model that is checked, as for serve."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address whose port is checked.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that is checked.")] = 8000,

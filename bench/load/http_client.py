@@ -104,7 +104,8 @@ class HttpClient:
                 Connection, self._host, self._port, ssl=self._tls
             )
         except OSError as error:
-            raise RequestFailed("cannot connect", str(error)) from error
+            detail = f"{self._host}:{self._port}: {error}"
+            raise RequestFailed("cannot connect", detail) from error
         return False, connection
 
     def _release(self, connection: Connection) -> None:

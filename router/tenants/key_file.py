@@ -92,7 +92,9 @@ def read_key_files(paths: Iterable[Path], *, folder: bool) -> list[TenantEntry]:
         try:
             for entry in _read(path, folder):
                 _add(entry, tenants, owners)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except OSError as error:
+            raise KeyFileError(f"{path}: {error.strerror}") from error
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise KeyFileError(f"{path}: {error}") from error
     return list(tenants.values())
 

@@ -46,6 +46,11 @@ def test_a_key_is_printed_once_and_works_until_it_is_revoked(tmp_path, name):
     assert directory.identify(f"Bearer {second}").name == "acme"
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["revoke", "0f3a"]])
+def test_a_file_that_is_not_there_has_no_keys_to_list(tmp_path, arguments):
+    assert "does not exist" in run(*arguments, "--file", tmp_path / "keys.yml", fails=True)
+
+
 def test_a_folder_gets_a_file_for_each_tenant(tmp_path):
     (tmp_path / "acme.json").write_text('{"limits": {"concurrency": 3}}')
     first = run("new", "acme", "--file", tmp_path)
