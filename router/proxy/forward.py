@@ -270,18 +270,18 @@ class Forwarding:
             opened.response.can_move = False
             events = plain_events(opened.response, idle_timeout)
         tokens = 0 if journal is None else journal.num_tokens
-        last = b""
+        tail = b""
         async for data in events:
             if not exchange.status:
                 self._note_first_byte()
                 await exchange.begin(200, self._headers(opened))
             await exchange.write(data)
-            last = data
+            tail = (tail + data)[-_USAGE_TAIL:]
             self._mid_event = not data.endswith((b"\n\n", b"\r\n\r\n"))
             if journal is not None and journal.num_tokens != tokens:
                 ticket.on_tokens(journal.num_tokens - tokens, time.monotonic())
                 tokens = journal.num_tokens
-        self.counts = read_usage(last[-_USAGE_TAIL:])
+        self.counts = read_usage(tail)
         await exchange.end()
 
     def _headers(self, opened: _Opened) -> Headers:

@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -101,6 +102,20 @@ def test_schemas_and_forced_calls_of_responses(client, stream):
         [call] = ask(tools=[tool], tool_choice=choice, parallel_tool_calls=False).output
         assert (call.type, call.name, call.status) == ("function_call", "save", "completed")
         jsonschema.validate(json.loads(call.arguments), PERSON)
+
+
+class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str
+    age: int
+
+
+def test_the_client_parses_what_it_asked_for(client):
+    asked = {"model": "tiny", "input": "Go.", "max_output_tokens": 2000, "extra_body": {"seed": 1}}
+    whole = client.responses.parse(text_format=Person, **asked)
+    assert isinstance(whole.output_parsed, Person)
+    with client.responses.stream(text_format=Person, **asked) as stream:
+        assert stream.until_done().get_final_response().output_parsed == whole.output_parsed
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,7 +7,7 @@ import pytest
 from pagelet.protocol.api_keys import key_digest
 from pagelet.router.proxy.usage import TokenCounts, read_usage
 from pagelet.router.tenants.key_file import digest_entry
-from support.scripted_replica import ScriptedReplica, error
+from support.scripted_replica import ScriptedReplica, error, stream
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
@@ -70,3 +70,16 @@ def test_usage_is_read_as_each_api_spells_it(usage, counts) -> None:
     told = {"input": {"usage": {"input_tokens": 9}}, "usage": usage}
     assert read_usage(json.dumps(told).encode()) == counts
     assert read_usage(b'event: x\ndata: {"usage":null}\n\n') == TokenCounts()
+
+
+async def test_a_streams_usage_counts_however_it_is_cut(routed) -> None:
+    completed = {"type": "response.completed", "response": {"usage": {"output_tokens": 5}}}
+    data = b"event: response.completed\ndata: " + json.dumps(completed).encode() + b"\n\n"
+    replica = ScriptedReplica()
+    async with routed(replica) as fleet:
+        for cut in range(1, len(data), 20):
+            replica.answer = stream(data[:cut], data[cut:], pause=0.02)
+            response = await fleet.post({"stream": True}, "/v1/responses")
+            assert response.content == data
+            told = await fleet.client.get(f"/v1/explain/{response.headers['x-request-id']}")
+            assert told.json()["completion_tokens"] == 5
