@@ -127,8 +127,8 @@ class Gate:
         finally:
             if counted:
                 self._server.close_request()
-            # Routers ask who this is every second, as probes do how it is.
-            routine = scope["path"] in DRAIN_PATHS and context.status == 200
+            # Routers ask who this is every second, as probes do how it is, also while it starts.
+            routine = scope["path"] in DRAIN_PATHS and context.status in (200, 304, 503)
             self._write_log(context, scope, counted and not routine)
 
     def _admit(self, context: RequestContext, headers: Headers, scope: Scope) -> None:

@@ -12,6 +12,7 @@ from pagelet.protocol.config import KVEventsOptions, ParallelOptions
 from pagelet.protocol.kv_events import BlockStored, decode_batch
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.text.bundle import decode_bundle
+from support.processes import wait_for
 
 from .real_engine import replica, simulated
 
@@ -129,8 +130,16 @@ def test_a_drain_shows_and_a_key_is_needed(caplog):
     assert logged == [("/v1/replica", 401), ("/v1/models", 503)]
 
 
-def test_a_server_without_an_engine_describes_nothing(server):
+def test_a_server_without_an_engine_describes_nothing(server, caplog):
+    caplog.set_level(logging.INFO, "pagelet.access")
     assert httpx.get(server.url + "/v1/replica").status_code == 503
+    httpx.get(server.url + "/v1/models")
+
+    def logged():
+        return [record.path for record in caplog.records if record.name == "pagelet.access"]
+
+    wait_for(logged)
+    assert logged() == ["/v1/models"], "a router that asks while it starts fills no log"
 
 
 def test_the_block_size_is_where_vllm_router_asks(two_ranks):
