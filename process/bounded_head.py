@@ -1,8 +1,10 @@
 """HTTP's parser with a bound on what a client may send before its request has even begun."""
 
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pagelet.process.http1_parser import Http1Parser
 
 _MOST_BYTES: Final = 64 << 10
 """Of a request's line and headers, as in nginx and Envoy within a factor of two."""
@@ -16,6 +18,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     _in_head = True
     _began = False
     _head_bytes = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parser: Http1Parser = Http1Parser(self)  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio's protocol."""
@@ -37,3 +43,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Of httptools' parser."""
         self._in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Of httptools' parser."""
+        if not self.parser.is_cut:
+            super().on_message_complete()
