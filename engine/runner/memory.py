@@ -37,6 +37,8 @@ class DeviceMemory:
     """Used by this process: the weights."""
     others: str = ""
     """Who else uses it, in words for an error message."""
+    remedy: str = "Free memory"
+    """What makes more of it free, in words for an error message."""
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int) -> KVLayout:
@@ -54,16 +56,19 @@ def read_device_memory(device: torch.device, weight_bytes: int, cpu: CpuOptions)
     host = read_host_memory()
     memory = DeviceMemory(host.total, host.available, weight_bytes)
     if cpu.memory_bytes is not None:
-        return _limit(memory, cpu.memory_bytes)
-    return memory if cpu.share == 1 else _limit(memory, math.floor(host.total * cpu.share))
+        return _limit(memory, cpu.memory_bytes, "--cpu-memory")
+    if cpu.share == 1:
+        return memory
+    return _limit(memory, math.floor(host.total * cpu.share), "--cpu-share")
 
 
-def _limit(memory: DeviceMemory, most: int) -> DeviceMemory:
-    """As if the device had no more than `most` bytes."""
+def _limit(memory: DeviceMemory, most: int, option: str) -> DeviceMemory:
+    """As if the device had no more than `most` bytes, which `option` says."""
     total = min(memory.total, most)
-    return dataclasses.replace(
-        memory, total=total, free=min(memory.free, max(0, total - memory.own))
-    )
+    left = max(0, total - memory.own)
+    if left >= memory.free:
+        return dataclasses.replace(memory, total=total)
+    return dataclasses.replace(memory, total=total, free=left, remedy=f"Raise {option}")
 
 
 def activation_bytes(
@@ -160,8 +165,8 @@ def _raise_no_room(
         needed = math.ceil(100 * (share + missing / memory.total)) / 100
         raise ConfigurationError(f"{text}Raise --memory-utilization from {share} to {needed}")
     raise ConfigurationError(
-        f"{text}Free memory, lower --max-num-batched-tokens or --max-num-seqs, or take a smaller "
-        "model or dtype"
+        f"{text}{memory.remedy}, lower --max-num-batched-tokens or --max-num-seqs, or take a "
+        "smaller model or dtype"
     )
 
 

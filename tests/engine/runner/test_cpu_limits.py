@@ -53,19 +53,20 @@ def test_without_limits_threads_stay_as_they_are(cores: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "total", "free"),
+    ("options", "total", "free", "remedy"),
     [
-        (CpuOptions(), 16 * GIB, 12 * GIB),
-        (CpuOptions(share=0.25), 4 * GIB, 3 * GIB),  # less the weights that are there already
-        (CpuOptions(share=0.25, memory_bytes=2 * GIB), 2 * GIB, 1 * GIB),
-        (CpuOptions(memory_bytes=15 * GIB), 15 * GIB, 12 * GIB),
-        (CpuOptions(memory_bytes=GIB // 2), GIB // 2, 0),
+        (CpuOptions(), 16 * GIB, 12 * GIB, "Free memory"),
+        # Less the weights that are there already.
+        (CpuOptions(share=0.25), 4 * GIB, 3 * GIB, "Raise --cpu-share"),
+        (CpuOptions(share=0.25, memory_bytes=2 * GIB), 2 * GIB, 1 * GIB, "Raise --cpu-memory"),
+        (CpuOptions(memory_bytes=15 * GIB), 15 * GIB, 12 * GIB, "Free memory"),
+        (CpuOptions(memory_bytes=GIB // 2), GIB // 2, 0, "Raise --cpu-memory"),
     ],
 )
 def test_memory_is_a_share_or_as_asked(
-    options: CpuOptions, total: int, free: int, monkeypatch: pytest.MonkeyPatch
+    options: CpuOptions, total: int, free: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = dataclasses.replace(memory.read_host_memory(), total=16 * GIB, available=12 * GIB)
     monkeypatch.setattr(memory, "read_host_memory", lambda: host)
     got = read_device_memory(CPU, GIB, options)
-    assert (got.total, got.free, got.own) == (total, free, GIB)
+    assert (got.total, got.free, got.own, got.remedy) == (total, free, GIB, remedy)

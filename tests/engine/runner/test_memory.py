@@ -84,7 +84,7 @@ def test_the_utilization_that_the_error_names_is_enough():
 
 
 def test_where_nothing_helps_but_less_work_that_is_said():
-    with pytest.raises(ConfigurationError, match="lower --max-num-batched-tokens"):
+    with pytest.raises(ConfigurationError, match="Free memory, lower --max-num-batched-tokens"):
         blocks(GIB, 50 * MIB, activations=100 * MIB)
 
 
