@@ -43,16 +43,21 @@ class Permit:
         self._room = room
         self._entry = entry
         self._held = True
+        self._settled = False
         self.waited_seconds = waited_seconds
 
     def settle(self, tokens: float) -> None:
         """What the request has really cost, for the fairness of those after it."""
+        self._settled = True
         self._room._queue.correct(self._entry, tokens)
 
     def release(self) -> None:
-        """The request is over; the next may go. Later calls do nothing."""
+        """The request is over; the next may go. Without `settle` it has cost nothing. Later calls
+        do nothing."""
         if self._held:
             self._held = False
+            if not self._settled:
+                self.settle(0)
             self._room._release(self._entry.item.ask.answers)
 
 

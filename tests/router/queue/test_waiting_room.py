@@ -161,6 +161,25 @@ async def test_what_a_request_really_cost_counts_for_those_after_it():
         (await task).release()
 
 
+async def test_a_request_that_got_no_answer_cost_nothing():
+    room = room_with(1)
+    (await room.enter(ask("a", cost=1e6))).release()  # as one that a replica refused
+    blocking = await room.enter(ask("c"))
+    waiting = {
+        asyncio.create_task(room.enter(ask(name))): name for name in ("a", "a", "a", "b", "b", "b")
+    }
+    await settle()
+    blocking.release()
+    order = []
+    while waiting:
+        (done,), _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        order.append(waiting.pop(done))
+        permit = done.result()
+        permit.settle(10)
+        permit.release()
+    assert Counter(order[:2]) == Counter(order[2:4]) == {"a": 1, "b": 1}
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(
