@@ -75,4 +75,7 @@ def _decode(data: bytes) -> list[Endpoint]:
     for attribute in ("id", "url"):
         if len({getattr(endpoint, attribute) for endpoint in endpoints}) < len(endpoints):
             raise ValueError(f"two replicas have the same {attribute}")
+    for endpoint in endpoints:
+        if not endpoint.id.isprintable():  # clients are told it in a header
+            raise ValueError(f"the id {endpoint.id!r} has characters that cannot be shown")
     return endpoints

@@ -38,7 +38,8 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
     assert await first == [A]
     changed = asyncio.create_task(following())
     twice = json.dumps([{"id": "a", "url": "u"}] * 2)
-    for bad in ("[{", '[{"id": "a"}]', twice, '[{"x": ' + "[" * 10_000):
+    split = json.dumps([{"id": "a\r\nSet-Cookie: b", "url": "u"}])
+    for bad in ("[{", '[{"id": "a"}]', twice, split, '[{"x": ' + "[" * 10_000):
         path.write_text(bad)
         await asyncio.sleep(0.3)
         assert not changed.done()
@@ -46,7 +47,7 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
     await asyncio.sleep(0.3)
     write(path, B, A)
     assert await changed == [B, A]
-    assert caplog.text.count("waiting for a good one") == 6
+    assert caplog.text.count("waiting for a good one") == 7
     emptied = asyncio.create_task(following())
     write(path)
     assert await emptied == []
