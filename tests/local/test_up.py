@@ -64,6 +64,7 @@ def test_a_service_from_up_to_down(up: Local) -> None:
 
     # At zero a request waits until there is a replica again.
     up.command("scale", "sim", "0")
+    wait_for(lambda: not up.phases())  # until it is gone, a replica that drains may still answer
     answered_by: list[str] = []
     waiting = threading.Thread(target=lambda: answered_by.append(ask(up)))
     waiting.start()

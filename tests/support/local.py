@@ -35,9 +35,11 @@ class Local:
 
     def start(self, *arguments: str) -> "Local":
         """`pagelet up` in the foreground, on a free port."""
+        # Where a shell runs the tests in its background, SIGINT would stay ignored, as asked for.
+        command = ["env", "--default-signal=INT", *PAGELET, "up", "-f", str(self.file)]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*PAGELET, "up", "-f", str(self.file), "--port", "0", *self._state(), *arguments],
+                [*command, "--port", "0", *self._state(), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
