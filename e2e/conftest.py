@@ -1,5 +1,6 @@
 """The cluster that all scenarios share, with Pagelet's images and its operator on it."""
 
+import contextlib
 import os
 import re
 import secrets
@@ -12,6 +13,9 @@ from cluster.cache import say
 from cluster.images import PAGELET_IMAGES, SECOND_AGENT_IMAGE, pagelet_archives
 from cluster.kubectl import CommandFailed, Kubectl
 from cluster.local import CannotRun, Cluster, check_machine, local_cluster
+from cluster.packages import PackagesMissing
+from cluster.programs import CannotBuild
+from cluster.sandbox import SandboxFailed
 from cluster.shell import Shell
 
 SYSTEM = "pagelet-system"
@@ -24,13 +28,14 @@ def local() -> Iterator[Cluster | None]:
     if os.environ.get("E2E_KUBECONFIG"):
         yield None
         return
-    try:
-        check_machine()
-    except CannotRun as error:
-        say(f"NO END-TO-END TEST RUNS: {error}")
-        pytest.skip(str(error))
-    archives = pagelet_archives()
-    with local_cluster("e2e", nodes=2) as cluster:
+    with contextlib.ExitStack() as stack:
+        try:
+            check_machine()
+            archives = pagelet_archives()
+            cluster = stack.enter_context(local_cluster("e2e", nodes=2))
+        except (CannotRun, PackagesMissing, CannotBuild, SandboxFailed) as error:
+            say(f"NO END-TO-END TEST RUNS: {error}")
+            pytest.skip(f"there is no cluster here: {error}")
         say("Loading the images on both nodes")
         cluster.load(*archives)
         cluster.tag(PAGELET_IMAGES["agent"], SECOND_AGENT_IMAGE)

@@ -12,7 +12,7 @@ from cluster.images import PAGELET_IMAGES
 from cluster.kubectl import Kubectl
 from cluster.shell import Shell
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)  # Kubernetes and the images are built the first time
 MODEL = "smollm2"
 QUESTION = "How do plants make food?"
 IN_THE_CLUSTER = Path(__file__).parent / "client" / "ask.py"
