@@ -42,6 +42,8 @@ class Answers:
         self._streams: list[RequestStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
         self._generated: dict[tuple[int, int], int] = {}
+        self._cached_before: dict[int, int] = {}
+        """Of prompts whose answers another replica began: what it found in its cache."""
         self._prompt_only = prompt_only
 
     @property
@@ -79,7 +81,7 @@ class Answers:
                 add_special_tokens=body.add_special_tokens is not False,
                 so_far=None if so_far is None else so_far[number],
             )
-            self._usage[number] = (stream.num_prompt_tokens, 0)
+            self._usage[number] = (stream.num_prompt_tokens, self._cached_before.get(number, 0))
             self._server.metrics.on_request(stream.engine_index, self._num_answers)
 
         if len(prompts) == 1:
@@ -101,6 +103,8 @@ class Answers:
         n = self._num_answers
         for index, each in enumerate(resume.answers):
             self._generated[divmod(index, n)] = len(each.token_ids)
+            if index % n == 0 and each.cached_tokens is not None:
+                self._cached_before[index // n] = each.cached_tokens
         answers = [AnswerSoFar(a.token_ids, a.begun, a.finished) for a in resume.answers]
         return [answers[start : start + n] for start in range(0, len(answers), n)]
 
@@ -123,6 +127,7 @@ class Answers:
             output.num_generated_tokens = 0
             if output.finish_reason == "stop":
                 output.finish_reason, output.stop_reason = "length", None
+        output.num_cached_tokens = self._cached_before.get(number, output.num_cached_tokens)
         self._generated[number, output.index] = output.num_generated_tokens
         if output.index == 0:
             # The n answers to a prompt share its blocks: only the first tells what was cached.

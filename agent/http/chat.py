@@ -137,7 +137,7 @@ class ChatChunks:
         for index, answer in enumerate(resume.answers if resume else ()):
             if answer.begun:
                 self._begin(index)
-                frame.resume(0, index, len(prompt), len(answer.token_ids))
+                frame.resume(0, index, len(prompt), answer)
 
     def _begin(self, index: int) -> None:
         start = f'{{"index":{index},"delta":{{"content":'.encode()

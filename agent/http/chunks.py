@@ -8,6 +8,7 @@ import msgspec
 from pagelet.engine.outputs import RequestOutput
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.generation import GenerationRequest
+from pagelet.protocol.openai.routing import ResumedAnswer
 
 DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.encode
@@ -20,10 +21,11 @@ class UsageSoFar:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._generated: dict[tuple[int, int], int] = {}
 
-    def resume(self, number: int, index: int, prompt_tokens: int, generated: int) -> None:
+    def resume(self, number: int, index: int, prompt_tokens: int, before: ResumedAnswer) -> None:
         """Takes in what another replica had generated of answer `index` of prompt `number`."""
-        self._prompts[number] = (prompt_tokens, 0)
-        self._generated[number, index] = generated
+        if index == 0 or number not in self._prompts:
+            self._prompts[number] = (prompt_tokens, before.cached_tokens or 0)
+        self._generated[number, index] = len(before.token_ids)
 
     def note(self, number: int, output: RequestOutput) -> Usage:
         """Takes in a delta of prompt `number`."""
@@ -62,10 +64,10 @@ class ChunkFrame:
         self.shows_all = self._so_far is not None or bool(body.return_token_ids)
         """Whether chunks carry more than text."""
 
-    def resume(self, number: int, index: int, prompt_tokens: int, generated: int) -> None:
+    def resume(self, number: int, index: int, prompt_tokens: int, before: ResumedAnswer) -> None:
         """An answer goes on that another replica began."""
         if self._so_far is not None:
-            self._so_far.resume(number, index, prompt_tokens, generated)
+            self._so_far.resume(number, index, prompt_tokens, before)
 
     def plain_head(self, choice_start: bytes) -> bytes:
         """What precedes the text in the chunks of one choice."""

@@ -185,7 +185,7 @@ class CompletionChunks:
                 number, of_prompt = divmod(index, job.body.n or 1)
                 self._begin(index)
                 self._skip(number, index, answer.token_ids)
-                frame.resume(number, of_prompt, num_prompt_tokens(number), len(answer.token_ids))
+                frame.resume(number, of_prompt, num_prompt_tokens(number), answer)
 
     def _begin(self, index: int) -> None:
         start = f'{{"index":{index},"text":'.encode()

@@ -21,6 +21,8 @@ class ResumedAnswer(RequestBody):
     """Whether its first event was passed on: the role, or the echoed prompt, is not sent again."""
     token_ids: TokenIds
     """Tokens whose text and logprobs were passed on, as the journal told them."""
+    cached_tokens: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
+    """Of its prompt, found in the cache where it began: what the usage tells. None if not told."""
     finished: bool = False
     """Whether its finish reason was passed on: nothing of it is generated or sent again."""
 

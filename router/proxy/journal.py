@@ -59,6 +59,7 @@ def settled_length(events: bytes) -> int:
 @dataclasses.dataclass(slots=True)
 class _Answer:
     begun: bool = False
+    cached_tokens: int | None = None
     token_ids: list[bytes] = dataclasses.field(default_factory=list)
     """Runs of ids, as the journal spells them."""
     finished: bool = False
@@ -118,6 +119,7 @@ class Journal:
                 {
                     "begun": answer.begun,
                     "token_ids": _token_ids(answer.token_ids),
+                    "cached_tokens": answer.cached_tokens,
                     "finished": answer.finished,
                 }
                 for answer in answers
@@ -148,8 +150,10 @@ class Journal:
             self.num_tokens += ids.count(b",") + 1
         elif kind == b"begin":
             answer.begun = True
-            if ids is not None and index % self._n == 0:  # the n answers share their prompt
-                self.cached_tokens += int(ids)
+            if ids is not None:
+                answer.cached_tokens = int(ids)
+                if index % self._n == 0:  # the n answers share their prompt
+                    self.cached_tokens += answer.cached_tokens
         elif kind == b"end":
             answer.finished = True
 

@@ -58,6 +58,7 @@ class Stream:
         self.events = []
         self.answers = [{"begun": False, "token_ids": [], "finished": False} for _ in num_choices]
         self.created = None
+        self.cached = {}
 
     def take(self, event):
         """One event with its comment lines, as a router takes it in and passes it on."""
@@ -73,6 +74,7 @@ class Stream:
             if kind == b"begin":
                 assert not answer["begun"]
                 answer["begun"] = True
+                self.cached[int(index)] = int(rest[0])
             elif kind == b"end":
                 answer["finished"] = True
             else:
@@ -81,7 +83,11 @@ class Stream:
 
     @property
     def resume(self):
-        return {"created": self.created, "answers": self.answers}
+        answers = [
+            answer | {"cached_tokens": self.cached.get(index)}
+            for index, answer in enumerate(self.answers)
+        ]
+        return {"created": self.created, "answers": answers}
 
     def lacks_only_its_end(self, body):
         """Whether there is nothing left that a replica would have to say."""
@@ -205,6 +211,27 @@ def test_streams_have_no_seams(replicas, unmerged, request, fractions):
     else:  # which answer's event comes first depends on the steps
         assert joined.of_choices() == whole.of_choices()
     assert whole.events[-1] == joined.events[-1] == b"data: [DONE]"
+
+
+@pytest.mark.parametrize("cut", [1, 3, -2])
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_tells_what_was_cached_where_an_answer_began(replicas, unmerged, cut, n):
+    body = {
+        "model": "tiny",
+        "prompt": f"A prompt that nobody has asked before, {cut} of {n} " * 4,
+        "max_tokens": 12,
+        "n": n,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "pagelet": {"journal": True, "seed": 7},
+    }
+    httpx.post(replicas[0].url + "/v1/completions", json=body | {"stream": False, "pagelet": None})
+    _, all_events = play(replicas[0], "/v1/completions", body, n)
+    cut = cut if cut > 0 else len(all_events) + cut
+    joined = play_broken(replicas, "/v1/completions", body, n, [cut])
+    assert joined.cached[0] > 0
+    told = [json.loads(event[6:])["usage"] for event in joined.events[:-1]]
+    assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in told} == {joined.cached[0]}
 
 
 def content(stream):

@@ -72,7 +72,9 @@ async def test_a_stream_goes_on_from_its_journal(routed, end) -> None:
         assert "resume" not in begun.body["pagelet"]
         assert resumed.body["pagelet"]["resume"] == {
             "created": 7,
-            "answers": [{"begun": True, "token_ids": [5, 6, 7], "finished": False}],
+            "answers": [
+                {"begun": True, "cached_tokens": 16, "token_ids": [5, 6, 7], "finished": False}
+            ],
         }
         assert resumed.body["pagelet"]["seed"] == begun.body["pagelet"]["seed"]
         assert resumed.headers["x-request-id"] == begun.headers["x-request-id"]
@@ -241,7 +243,12 @@ def test_the_journal_knows_what_was_shown_and_clients_do_not_see_it(steps, data)
     assert journal.begun == bool(steps)
     if steps:
         assert journal.resume()["answers"] == [
-            {"begun": index in begun, "token_ids": tokens[index], "finished": False}
+            {
+                "begun": index in begun,
+                "cached_tokens": 32 if index in begun else None,
+                "token_ids": tokens[index],
+                "finished": False,
+            }
             for index in range(3)
         ]
     assert journal.num_tokens == sum(map(len, tokens.values()))
