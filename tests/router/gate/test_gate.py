@@ -203,8 +203,9 @@ def test_the_time_of_an_answer_tells_nothing_of_another_tenants_prompts(gate):
             share_of_its_time(a, prompt)
             own.append(share_of_its_time(a, prompt))
             others.append(share_of_its_time(b, prompt))
-    assert min(others) >= 1
-    assert min(own) < 1, "a cached prompt took so long that the test could not tell it"
+    # A simulated step may end a little early by this process's clock.
+    assert min(others) >= 0.95
+    assert min(own) < 0.95, "a cached prompt took so long that the test could not tell it"
 
 
 # What is told
