@@ -40,6 +40,7 @@ def _map(size: int) -> torch.Tensor:
     mapping = mmap.mmap(-1, -(-size // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    with torch.inference_mode(False):  # a chunk outlives the mode that its first tensor is made in
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE
     return whole[start : start + size]

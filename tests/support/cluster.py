@@ -15,7 +15,7 @@ from pagelet.operator.kube.client import Client, NotFound
 from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES, Object
 from pagelet.operator.planning.objects import SERVICE_LABEL
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds until something that will not happen is given up."""
 
 
