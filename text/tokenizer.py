@@ -73,10 +73,6 @@ class Tokenizer:
         """A fresh incremental decoder for one answer."""
         return make_detokenizer(self._decoding, skip_special_tokens)
 
-    def has_token(self, token_id: int) -> bool:
-        """Whether there is a token of this id."""
-        return 0 <= token_id <= self.max_token_id and token_id not in self.missing_ids
-
     def token_id(self, token: str) -> int | None:
         """Id of a token as the vocabulary spells it."""
         return self.backend.token_to_id(token)

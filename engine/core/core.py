@@ -233,10 +233,6 @@ class EngineCore:
         """What the prefix cache gained and lost since the last call, if it is recorded."""
         return self.kv.pool.take_events()
 
-    def reset_prefix_cache(self) -> None:
-        """Forgets all cached blocks."""
-        self.kv.pool.reset_cache()
-
     def close(self) -> None:
         """Stops the executor."""
         for step in self._in_flight:

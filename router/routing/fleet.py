@@ -133,11 +133,6 @@ class Fleet:
         """When a request was last routed."""
 
     @property
-    def replica_ids(self) -> Collection[str]:
-        """The replicas that were added and not removed."""
-        return self._replicas.keys()
-
-    @property
     def num_index_blocks(self) -> int:
         """Blocks that the prefix index remembers."""
         return len(self._index)

@@ -69,6 +69,11 @@ class Command:
         return self._process is not None
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 

