@@ -86,12 +86,11 @@ class Replica(Server):
             id=self.name,
             is_current=is_current,
             phase=Phase.STARTING if self.phase is Phase.READY and new else self.phase,
-            in_flight=self.load.in_flight,
+            in_flight=self._current_load.in_flight,
         )
 
     def status(self, fingerprint: str) -> ReplicaStatus:
         """As it is shown."""
-        serves = self.phase in (Phase.READY, Phase.DRAINING)
         return ReplicaStatus(
             id=self.name,
             phase=self.phase,
@@ -101,8 +100,13 @@ class Replica(Server):
             reason=self.reason,
             is_current=self.fingerprint == fingerprint,
             stage=_stage(self.last_lines) if self.phase is Phase.STARTING else "",
-            load=self.load if serves else Load(),
+            load=self._current_load,
         )
+
+    @property
+    def _current_load(self) -> Load:
+        """The last sample, unless what it was of is gone."""
+        return self.load if self.phase in (Phase.READY, Phase.DRAINING) else Load()
 
     def release(self) -> None:
         """Gives its port back, once it has ended."""

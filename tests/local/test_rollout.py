@@ -27,6 +27,7 @@ def views(*replicas: tuple[bool, Phase, int]) -> list[ReplicaView]:
         # Scaling down takes what serves nothing, then the least work, then the youngest.
         (1, [(True, READY, 0), (True, READY, 5), (True, FAILED, 0)], Step(0, ("r2", "r0"))),
         (1, [(True, READY, 2), (True, READY, 2)], Step(0, ("r1",))),
+        (1, [(True, READY, 0), (True, STARTING, 1)], Step(0, ("r0",))),
         # An update: one more comes first, and only when it is ready one old one goes.
         (2, [(False, READY, 0), (False, READY, 0)], Step(1, ())),
         (2, [(False, READY, 0), (False, READY, 0), (True, STARTING, 0)], Step(0, ())),
