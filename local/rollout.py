@@ -48,8 +48,8 @@ class Step:
 def next_step(replicas: int, surge: int, unavailable: int, views: Sequence[ReplicaView]) -> Step:
     """The next step towards `replicas` current ones. `views` are in order of their start.
 
-    Of equal replicas, those go first that have the least work in flight; of those, the ones that are
-    not ready, then the youngest, whose caches have seen the least.
+    Of equal replicas, those go first that have the least work in flight; of those, the ones that
+    are not ready, then the youngest, whose caches have seen the least.
     """
     living = [view for view in views if view.phase not in (Phase.DRAINING, Phase.STOPPED)]
     current = [view for view in living if view.is_current]
