@@ -12,13 +12,16 @@ def moe(
     down: torch.Tensor,
     top_k: int,
     renormalize: bool,
+    first_expert: int = 0,
 ) -> torch.Tensor:
     """Sum over each token's top_k experts of probability * down(silu(gate(x)) * up(x)).
 
     x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts];
-    gate_up: [num_experts, 2 * intermediate_size, hidden_size], gate rows before up rows;
-    down: [num_experts, hidden_size, intermediate_size]. `renormalize` rescales the chosen
-    probabilities of the softmax over all experts to sum to 1. Returns [num_tokens, hidden_size].
+    gate_up: [num_local, 2 * intermediate_size, hidden_size], gate rows before up rows;
+    down: [num_local, hidden_size, intermediate_size]. `renormalize` rescales the chosen
+    probabilities of the softmax over all experts to sum to 1. The weights are those of experts
+    [first_expert, first_expert + num_local), perhaps not all (expert parallel): what the router
+    gives to others adds nothing here. Returns [num_tokens, hidden_size].
     """
     wide = accumulation_dtype(x.dtype)
     out = torch.zeros_like(x)
@@ -28,7 +31,9 @@ def moe(
         if renormalize:
             chosen = chosen / chosen.sum()
         total = torch.zeros(x.shape[1], dtype=wide, device=x.device)
-        for probability, expert in zip(chosen, experts.tolist(), strict=True):
+        for probability, expert in zip(chosen, (experts - first_expert).tolist(), strict=True):
+            if not 0 <= expert < gate_up.shape[0]:
+                continue
             gate, up = (gate_up[expert].to(wide) @ x[token].to(wide)).chunk(2)
             total += probability * (down[expert].to(wide) @ (gate * torch.sigmoid(gate) * up))
         out[token] = total

@@ -13,6 +13,7 @@ def moe(
     down: torch.Tensor,
     top_k: int,
     renormalize: bool,
+    first_expert: int = 0,
 ) -> torch.Tensor:
     """As `reference.moe`; reads the weights of the chosen experts only."""
     wide = accumulation_dtype(x.dtype)
@@ -26,11 +27,11 @@ def moe(
     order = torch.argsort(flat, stable=True)
     tokens = order // top_k
     weights = chosen.flatten()[order].unsqueeze(-1)
-    counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    counts = torch.bincount(flat, minlength=router_logits.shape[1]).tolist()
 
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
-    start = 0
-    for expert, count in enumerate(counts):
+    start = sum(counts[:first_expert])
+    for expert, count in enumerate(counts[first_expert : first_expert + len(gate_up)]):
         if count == 0:
             continue
         rows = slice(start, start + count)

@@ -76,6 +76,14 @@ def moe_arguments(random: Random) -> tuple[Any, ...]:
     )
 
 
+def moe_rank_arguments(random: Random) -> tuple[Any, ...]:
+    """Of an expert-parallel rank, which holds some of the experts."""
+    x, router, gate_up, down, top_k, renormalize = moe_arguments(random)
+    first = random.size(0, len(down) - 1)
+    held = slice(first, random.size(first + 1, len(down)))
+    return x, router, gate_up[held], down[held], top_k, renormalize, first
+
+
 OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (rms_norm, norm_arguments),
     (rms_norm, head_norm_arguments),
@@ -84,6 +92,7 @@ OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (silu_and_mul, gated_arguments),
     (gelu_and_mul, gated_arguments),
     (moe, moe_arguments),
+    (moe, moe_rank_arguments),
 ]
 CASES = [
     pytest.param(op, name, arguments, id=f"{arguments.__name__}-{op.name}-{name}")
