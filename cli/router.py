@@ -61,6 +61,14 @@ def router(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
     ] = 8080,
+    fd: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Inherited listening socket, in place of --host and --port, so that its owner can "
+            "start the router again without refusing a connection. [default: none]",
+        ),
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that answer on the port, one a core at most.")
     ] = 1,
@@ -149,6 +157,7 @@ def router(
     settings = RouterSettings(
         host=host,
         port=port,
+        fd=fd,
         workers=workers,
         config_file=_text(config),
         log_level=log_level,

@@ -23,10 +23,14 @@ class Command:
 
     @classmethod
     async def start(
-        cls, arguments: Sequence[str], log: RotatingLog, environment: Mapping[str, str]
+        cls,
+        arguments: Sequence[str],
+        log: RotatingLog,
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
     ) -> "Command":
-        """Starts it. `environment` is added to this process's own. Call from the main thread: the
-        child ends with the thread that started it."""
+        """Starts it. `environment` is added to this process's own, and it inherits `pass_fds`. Call
+        from the main thread: the child ends with the thread that started it."""
         log.forget()
         process = await asyncio.create_subprocess_exec(
             # -P: the folder that the user happens to be in must not shadow any import.
@@ -36,6 +40,7 @@ class Command:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **environment},
+            pass_fds=pass_fds,
             process_group=0,
         )
         return cls(process, log)

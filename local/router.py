@@ -25,22 +25,23 @@ class Router(Server):
         self,
         config: RouterConfig,
         config_path: Path,
-        host: str,
-        holder: socket.socket,
+        listener: socket.socket,
         output: RotatingLog,
         on_change: Callable[[], None],
     ) -> None:
-        """`holder` holds its port; the configuration is written to `config_path`."""
+        """`listener` is the endpoint, on which connections wait while the process starts again; the
+        configuration is written to `config_path`."""
         self._config_path = config_path
         self._written = b""
         self.configure(config)
-        port = holder.getsockname()[1]
+        fd = listener.fileno()
         super().__init__(
             "router",
-            ["router", "--config", str(config_path), "--host", host, "--port", str(port)],
-            port,
+            ["router", "--config", str(config_path), "--fd", str(fd)],
+            listener.getsockname()[1],
             output,
             environment={},
+            pass_fds=[fd],
             startup_seconds=_STARTUP_SECONDS,
             drain_seconds=config.proxy.drain_timeout,
             on_change=on_change,

@@ -36,11 +36,13 @@ class Server:
         output: RotatingLog,
         *,
         environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
         startup_seconds: float,
         drain_seconds: float,
         on_change: Callable[[], None],
     ) -> None:
-        """`pagelet ARGUMENTS` listens on `port`. `on_change` is told of every new phase."""
+        """`pagelet ARGUMENTS` listens on `port`, and inherits `pass_fds`. `on_change` is told of
+        every new phase."""
         self.name = name
         self.port = port
         self.phase = Phase.STARTING
@@ -51,6 +53,7 @@ class Server:
         self._arguments = list(arguments)
         self._output = output
         self._environment = environment
+        self._pass_fds = pass_fds
         self._startup_seconds = startup_seconds
         self._drain_seconds = drain_seconds
         self._on_change = on_change
@@ -121,7 +124,9 @@ class Server:
         """From a start to its exit code."""
         self._ready_since = None
         self._set_phase(Phase.STARTING)
-        command = await Command.start(self._arguments, self._output, self._environment)
+        command = await Command.start(
+            self._arguments, self._output, self._environment, self._pass_fds
+        )
         self._command = command
         log.info("%s: starting (pid %d, port %d)", self.name, command.pid, self.port)
         if self._stopping.is_set():  # told so while it started

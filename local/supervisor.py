@@ -45,12 +45,12 @@ class Supervisor:
         runtime: RuntimeDir,
         *,
         host: str,
-        holder: socket.socket,
+        listener: socket.socket,
         url: str,
         replicas: Mapping[str, int],
         show: Callable[[Status], None],
     ) -> None:
-        """`holder` holds the router's port. `replicas` are numbers in place of the file's, by the
+        """`listener` is the endpoint. `replicas` are numbers in place of the file's, by the
         pools' names. `show` gets the status about twice a second."""
         self._file = file
         self._watched = WatchedPath(file, check_every=0.0)
@@ -61,7 +61,7 @@ class Supervisor:
         self._state = state
         self._runtime = runtime
         self._host = host
-        self._holder = holder
+        self._listener = listener
         self._url = url
         self._show = show
         self._wake = asyncio.Event()
@@ -88,8 +88,7 @@ class Supervisor:
         self._router = Router(
             self._router_config(),
             self._runtime.path / "router.json",
-            self._host,
-            self._holder,
+            self._listener,
             RotatingLog(self._state.log_path("router")),
             self._wake.set,
         )
@@ -195,6 +194,7 @@ class Supervisor:
         showing = asyncio.create_task(self._keep_showing())
         self._router.drain()
         await self._router.ended.wait()
+        self._listener.close()
         self._pools.drain()
         await self._pools.wait_ended()
         showing.cancel()

@@ -21,7 +21,7 @@ from pagelet.local.screen import Lines, Screen
 from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir
 from pagelet.local.supervisor import Supervisor
 from pagelet.local.wanted import Wanted, read_wanted
-from pagelet.process.listener import ListenError, reserve, url
+from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import TextFormatter
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.inference_service.load import InvalidServices
@@ -76,7 +76,7 @@ def _here(
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(state.hold())
-            holder = stack.enter_context(reserve(host, port))
+            listener = stack.enter_context(bind(host, port))
         except AlreadyRuns:
             raise UpFailed(f"another `pagelet up` has just started in {state.path}") from None
         except ListenError as error:
@@ -92,8 +92,8 @@ def _here(
             state,
             runtime,
             host=host,
-            holder=holder,
-            url=url(holder, host).removesuffix("/v1"),
+            listener=listener,
+            url=url(listener).removesuffix("/v1"),
             replicas=replicas,
             show=view.show,
         )

@@ -23,6 +23,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherit(fd: int) -> socket.socket:
+    """A listening socket that the parent process holds. Raises `ListenError`."""
+    try:
+        listener = socket.socket(fileno=fd)
+        if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return listener
+        listener.detach()
+    except OSError:
+        pass
+    raise ListenError(f"file descriptor {fd} is no listening socket of the process that started it")
+
+
 def reserve(host: str, port: int) -> socket.socket:
     """A socket that holds a TCP port without listening: nobody else is given it, but a child can
     `bind` it, again and again. Port 0 takes a free one. Raises `ListenError`."""
@@ -47,9 +59,9 @@ def reserve(host: str, port: int) -> socket.socket:
     return holder
 
 
-def url(listener: socket.socket, host: str) -> str:
+def url(listener: socket.socket) -> str:
     """The URL of the API as a person on this machine would type it."""
-    port = listener.getsockname()[1]
+    host, port, *_ = listener.getsockname()
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/v1"
 

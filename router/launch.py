@@ -16,6 +16,8 @@ class RouterSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Address to listen on; `0.0.0.0` or `::` for all."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """TCP port; 0 takes a free one."""
+    fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """An inherited listening socket, in place of both."""
     workers: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Processes that answer on the port."""
     config_file: str | None = None

@@ -1,17 +1,17 @@
 """The root of a router's process tree: holds the port, and starts workers again when they die."""
 
-import contextlib
 import functools
 import logging
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from pagelet.process.child import EXIT_CONFIGURATION
-from pagelet.process.listener import ListenError, bind, url
+from pagelet.process.listener import ListenError, bind, inherit, url
 from pagelet.process.logs import configure_logging
 from pagelet.process.managed import Managed
 from pagelet.process.open_files import raise_open_file_limit
@@ -44,7 +44,7 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
     configure_logging(settings.log_level, settings.log_format, "router supervisor")
     raise_open_file_limit()
     try:
-        with contextlib.closing(bind(settings.host, settings.port)) as listener:
+        with _listen(settings) as listener:
             counters_fd = create_counters(settings.workers)
             siblings = secrets.token_hex(8)
             workers = [
@@ -65,9 +65,7 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
                 )
                 for number in range(settings.workers)
             ]
-            return _Supervisor(
-                workers, config.proxy.drain_timeout, url(listener, settings.host)
-            ).run()
+            return _Supervisor(workers, config.proxy.drain_timeout, url(listener)).run()
     except ListenError as error:
         return _fail(str(error), EXIT_CONFIGURATION, settings)
     except _Ended as error:
@@ -147,6 +145,10 @@ class _Supervisor:
         if all(ready) and not self._announced:
             self._announced = True
             log.info("routing at %s", self._url)
+
+
+def _listen(settings: RouterSettings) -> socket.socket:
+    return bind(settings.host, settings.port) if settings.fd is None else inherit(settings.fd)
 
 
 def _fail(message: str, exit_code: int, settings: RouterSettings) -> int:

@@ -73,7 +73,7 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
             cores,
             drain_timeout=settings.drain_timeout,
             step_timeout=settings.step_timeout,
-            view=StartupView(url(listener, settings.host)),
+            view=StartupView(url(listener)),
         )
         return supervisor.run()
     finally:

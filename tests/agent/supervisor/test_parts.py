@@ -1,12 +1,13 @@
 """The supervisor's parts on their own: watchdog, listening socket."""
 
+import os
 import socket
 
 import pytest
 
 from pagelet.agent.supervisor.watchdog import Watchdog
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat
-from pagelet.process.listener import ListenError, bind, url
+from pagelet.process.listener import ListenError, bind, inherit, url
 
 
 def beat(step: int = 3, num_unfinished: int = 1, state: CoreState = CoreState.READY) -> Heartbeat:
@@ -71,8 +72,16 @@ class TestListener:
     def test_port_0_takes_a_free_one_and_the_url_has_it(self) -> None:
         with bind("0.0.0.0", 0) as listener:
             port = listener.getsockname()[1]
-            assert url(listener, "0.0.0.0") == f"http://127.0.0.1:{port}/v1"
+            assert url(listener) == f"http://127.0.0.1:{port}/v1"
             socket.create_connection(("127.0.0.1", port)).close()
+
+    def test_only_a_listening_socket_can_be_inherited(self) -> None:
+        with bind("127.0.0.1", 0) as listener, inherit(os.dup(listener.fileno())) as inherited:
+            assert url(inherited) == url(listener)
+        with socket.socket() as idle, open(os.devnull) as file:
+            for fd in (idle.fileno(), file.fileno(), 4000):
+                with pytest.raises(ListenError, match=f"descriptor {fd} is no listening socket"):
+                    inherit(fd)
 
     def test_a_name_that_is_none_is_an_error(self) -> None:
         with pytest.raises(ListenError, match="--host no such name"):
