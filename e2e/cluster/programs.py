@@ -1,4 +1,4 @@
-"""Kubernetes, Helm and CoreDNS, built from their Go modules.
+"""Kubernetes, Helm, CoreDNS, Prometheus and KEDA, built from their Go modules.
 
 A cluster's programs are usually downloaded; a machine that reaches package registries alone can
 still build them, with every module pinned by `go.sum`. What was built lies in the cache under a
@@ -21,6 +21,7 @@ from cluster.cache import CACHE, say
 
 _MODULES: Final = Path(__file__).parent / "go"
 _OLDEST_GO: Final = (1, 26)
+_KEY_LENGTH: Final = 16
 KUBERNETES_VERSION: Final = "v1.36.3"
 
 
@@ -37,6 +38,15 @@ class Program:
     ldflags: str = ""
     cold_build: str = "seconds"
     """How long the first build takes on 2 cores: shown before it."""
+    module: str = dataclasses.field(default="", repr=False)
+    """Folder of `go/`; empty for the program's own name."""
+    tags: str = dataclasses.field(default="", repr=False)
+    """Build tags, separated by commas."""
+
+    @property
+    def folder(self) -> Path:
+        """The module."""
+        return _MODULES / (self.module or self.name)
 
 
 def _version_flags() -> str:
@@ -49,6 +59,33 @@ KUBERNETES: Final = Program("kubernetes", ldflags=_version_flags(), cold_build="
 HELM: Final = Program("helm", package="helm.sh/helm/v4/cmd/helm", cold_build="3 minutes")
 COREDNS: Final = Program("coredns", package="github.com/coredns/coredns", cold_build="2 minutes")
 PAUSE: Final = Program("pause")
+
+# Prometheus without the clouds' service discovery, which is most of its size.
+_DISCOVERY: Final = "remove_all_sd,enable_kubernetes_sd"
+_PROMETHEUS_COMMANDS: Final = "github.com/prometheus/prometheus/cmd"
+PROMETHEUS: Final = Program(
+    "prometheus",
+    package=f"{_PROMETHEUS_COMMANDS}/prometheus",
+    cold_build="3 minutes",
+    tags=_DISCOVERY,
+)
+PROMTOOL: Final = Program(
+    "promtool",
+    package=f"{_PROMETHEUS_COMMANDS}/promtool",
+    cold_build="a minute",
+    module="prometheus",
+    tags=_DISCOVERY,
+)
+_KEDA_COMMANDS: Final = "github.com/kedacore/keda/v2/cmd"
+KEDA: Final = Program("keda", package=f"{_KEDA_COMMANDS}/operator", cold_build="6 minutes")
+KEDA_ADAPTER: Final = Program(
+    "keda-adapter", package=f"{_KEDA_COMMANDS}/adapter", cold_build="a minute", module="keda"
+)
+METRICS_SERVER: Final = Program(
+    "metrics-server",
+    package="sigs.k8s.io/metrics-server/cmd/metrics-server",
+    cold_build="2 minutes",
+)
 
 
 def _environment() -> Mapping[str, str]:
@@ -78,16 +115,17 @@ def is_built(program: Program) -> bool:
 
 
 def _place(program: Program, go_version: str) -> Path:
-    sources = [path.read_bytes() for path in sorted((_MODULES / program.name).iterdir())]
-    what = [go_version.encode(), repr(program).encode(), *sources]
-    key = hashlib.sha256(b"\0".join(what)).hexdigest()[:16]
+    sources = [path.read_bytes() for path in sorted(program.folder.iterdir())]
+    tags = [program.tags.encode()] if program.tags else []
+    what = [go_version.encode(), repr(program).encode(), *tags, *sources]
+    key = hashlib.sha256(b"\0".join(what)).hexdigest()[:_KEY_LENGTH]
     return CACHE / "bin" / f"{program.name}-{key}"
 
 
 def build(program: Program) -> Path:
     """Path of the built program. Quick when nothing changed. Raises `CannotBuild`."""
     go, version = find_go()
-    module, built = _MODULES / program.name, _place(program, version)
+    built = _place(program, version)
     if built.exists():
         return built
     built.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +135,12 @@ def build(program: Program) -> Path:
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         target = Path(folder) / program.name
         flags = ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {program.ldflags}".strip()]
+        flags += ["-tags", program.tags] if program.tags else []
         command = [go, "build", *flags, "-o", str(target), program.package]
-        if subprocess.run(command, cwd=module, env=_environment(), check=False).returncode:
+        if subprocess.run(command, cwd=program.folder, env=_environment(), check=False).returncode:
             raise CannotBuild(f"{program.name} did not build; the lines above say why")
         target.rename(built)
-    for old in built.parent.glob(f"{program.name}-*"):
+    for old in built.parent.glob(f"{program.name}-{'?' * _KEY_LENGTH}"):
         if old != built:
             old.unlink()
     say(f"Built {program.name} in {time.monotonic() - begin:.0f} s")
