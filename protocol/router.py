@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.config import PositiveInt
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -46,6 +47,10 @@ class ModelRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Default: whatever names the replicas say they serve."""
     aliases: list[str] = []
     pools: list[Pool]
+    service: str | None = None
+    """The InferenceService that it is, for the metric by which that is scaled. Default: `name`."""
+    scaling: ScalingTargets = msgspec.field(default_factory=ScalingTargets)
+    """How much work a replica is to have, by which the same metric tells how many are needed."""
     shared_prefixes: list[str] = []
     """Beginnings of prompts, as the chat template spells them, whose KV blocks tenants may share;
     everything else is cached for each tenant alone."""

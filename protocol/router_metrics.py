@@ -6,6 +6,7 @@ cannot find a metric takes it for 0, and would never wake a service that is at z
 
 from typing import Final
 
+from pagelet.protocol.autoscaling.demand import TARGETS
 from pagelet.protocol.metrics import Metric
 
 _SECONDS: Final = (
@@ -121,6 +122,9 @@ REQUEST_METRICS: tuple[Metric, ...] = (
     ),
 )
 
+DEMAND: Final = "pagelet_router_demand_replicas"
+"""What a service is scaled by."""
+
 POOL_METRICS: tuple[Metric, ...] = (
     Metric(
         "pagelet_router_waiting_requests",
@@ -157,8 +161,46 @@ POOL_METRICS: tuple[Metric, ...] = (
         "pagelet_router_backlog_seconds",
         "gauge",
         "Prompt tokens in flight without a cache and waiting, over the rate at which all replicas "
-        "prefill; of one replica of unknown speed if there is none.",
+        "prefill; of one replica, as fast as the last ones, if there is none.",
         _POOL,
+    ),
+    Metric(
+        "pagelet_router_prefill_work_seconds",
+        "gauge",
+        "The same tokens over the rate of one replica.",
+        _POOL,
+    ),
+    Metric(
+        "pagelet_router_prefill_load",
+        "gauge",
+        "Replicas that prompts keep busy: seconds of prefill that arrived a second, of late.",
+        _POOL,
+    ),
+    Metric(
+        "pagelet_router_decode_slots_in_use",
+        "gauge",
+        "Answers in flight that have begun.",
+        _POOL,
+    ),
+    Metric(
+        "pagelet_router_decode_slots",
+        "gauge",
+        "Answers that all replicas continue in one step.",
+        _POOL,
+    ),
+    Metric(
+        "pagelet_router_kv_load",
+        "gauge",
+        "KV caches of replicas that answers in flight fill.",
+        _POOL,
+    ),
+    Metric(
+        DEMAND,
+        "gauge",
+        "Replicas that the demand asks for, by what is scarce. Add up over routers, then take the "
+        "largest, and round up.",
+        ("service", "model", "pool", "target"),
+        TARGETS,
     ),
     Metric("pagelet_router_replicas", "gauge", "Replicas by state.", ("model", "pool", "state")),
     Metric("pagelet_router_index_blocks", "gauge", "Blocks in the prefix index.", _POOL),
@@ -198,6 +240,7 @@ SAME_IN_ALL_WORKERS: Final = frozenset(
     (
         "pagelet_router_replicas",
         "pagelet_router_replicas_with_events",
+        "pagelet_router_decode_slots",
         "pagelet_router_index_blocks",
         "pagelet_router_kv_event_gaps_total",
         "pagelet_router_kv_event_replays_total",

@@ -2,16 +2,21 @@
 
 import time
 
+from pagelet.protocol.autoscaling.demand import Work, demand
+from pagelet.protocol.router import ModelRoute
 from pagelet.router.metrics import PoolView, ServerView
 from pagelet.router.models import UNNAMED
 from pagelet.router.replicas.pool import ReplicaPool
-from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE
 from pagelet.router.state import RouterState
 
 
 def refresh(state: RouterState) -> None:
     """Brings the gauges of `state.metrics` up to date."""
-    views = [view_pool(state.models.label(ref.route), pool) for ref, pool in state.pools.items()]
+    routes = state.config.models
+    views = [
+        view_pool(state.models.label(ref.route), routes[ref.route], pool)
+        for ref, pool in state.pools.items()
+    ]
     for view in views:
         if view.model != UNNAMED:
             state.metrics.add_model(view.model)
@@ -26,18 +31,20 @@ def refresh(state: RouterState) -> None:
     )
 
 
-def view_pool(model: str, pool: ReplicaPool) -> PoolView:
+def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     """A pool as it is now, also one without a replica."""
     now, room = time.monotonic(), pool.room
     view = PoolView(
         model=model,
         pool=pool.name,
+        service=route.service or model,
         waiting_requests=room.num_waiting,
         held_requests=room.num_held,
         waiting_prompt_tokens=room.waiting_prompt_tokens,
         inflight_answers=room.in_flight,
         capacity_answers=room.capacity,
         index_blocks=pool.fleet.num_index_blocks,
+        prefill_load=pool.fleet.prefill_load(now),
     )
     ready = set()
     for replica in pool.replicas.values():
@@ -52,10 +59,24 @@ def view_pool(model: str, pool: ReplicaPool) -> PoolView:
         view.kv_event_replays += counts.replayed
     rate = 0.0
     for replica_state in pool.fleet.states(now):
-        view.inflight_uncached_prefill_tokens += replica_state.pending_prefill_tokens
+        pending = replica_state.pending_prefill_tokens
+        view.inflight_uncached_prefill_tokens += pending
+        view.prefill_work_seconds += pending / replica_state.prefill_tokens_per_second
+        view.decode_slots_in_use += replica_state.decoding
+        view.kv_load += replica_state.kv_use
         view.replicas_with_events += replica_state.sends_events
         if replica_state.replica_id in ready:
             rate += replica_state.prefill_tokens_per_second
+            view.decode_slots += replica_state.decode_slots
+    usual_rate = pool.fleet.usual_rate
     tokens = view.inflight_uncached_prefill_tokens + view.waiting_prompt_tokens
-    view.backlog_seconds = tokens / (rate or DEFAULT_PREFILL_RATE)
+    view.backlog_seconds = tokens / (rate or usual_rate)
+    view.prefill_work_seconds += view.waiting_prompt_tokens / usual_rate
+    work = Work(
+        prefill_seconds=view.prefill_work_seconds,
+        prefill_load=view.prefill_load,
+        answers=room.in_flight + room.num_waiting,
+        kv_load=view.kv_load,
+    )
+    view.demand = demand(work, route.scaling)
     return view

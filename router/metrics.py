@@ -1,11 +1,12 @@
 """The metrics of `pagelet.protocol.router_metrics`, kept from requests and taken from pools."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 from pagelet.process.own_metrics import ProcessMetrics
 from pagelet.protocol import router_metrics as names
+from pagelet.protocol.autoscaling.demand import TARGETS, Target
 from pagelet.protocol.exposition import Family, Histogram, Scalar, render
 from pagelet.protocol.metrics import Metric
 from pagelet.router.record import RequestRecord
@@ -75,20 +76,28 @@ class PoolView:
     capacity_answers: int = 0
     inflight_uncached_prefill_tokens: float = 0
     backlog_seconds: float = 0
+    prefill_work_seconds: float = 0
+    prefill_load: float = 0
+    decode_slots_in_use: int = 0
+    decode_slots: int = 0
+    kv_load: float = 0
     index_blocks: int = 0
     replicas: dict[str, int] = dataclasses.field(default_factory=dict)
     """By state, as `REPLICA_STATES` has them."""
     replicas_with_events: int = 0
     kv_event_gaps: int = 0
     kv_event_replays: int = 0
+    service: str = ""
+    demand: Mapping[Target, float] = dataclasses.field(default_factory=dict)
+    """In replicas."""
 
     def values(self) -> dict[str, float]:
-        """By metric; those by state are apart."""
+        """By metric; those with more labels are apart."""
         prefix = "pagelet_router_"
         fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("model", "pool", "replicas")
+            if field.name not in ("model", "pool", "replicas", "service", "demand")
         }
         counters = ("kv_event_gaps", "kv_event_replays")
         return {
@@ -179,6 +188,9 @@ class RouterMetrics:
             for state in names.REPLICA_STATES:
                 gauge = self._scalars["pagelet_router_replicas"](model, view.pool, state)
                 gauge.value = view.replicas.get(state, 0)
+            for target in TARGETS:
+                gauge = self._scalars[names.DEMAND](view.service, model, view.pool, target)
+                gauge.value = view.demand.get(target, 0.0)
 
     def set_server(self, view: ServerView) -> None:
         """Shows the server as it is."""

@@ -66,6 +66,22 @@ class ReplicaEstimator:
         self.rate: float | None = None
         """Prefill tokens a second; None while nothing is known of it."""
 
+    @property
+    def decoding(self) -> int:
+        """Answers that have begun and not ended."""
+        return self.in_flight - len(self._queue)
+
+    @property
+    def decode_slots(self) -> int:
+        """Most answers that go on in one step."""
+        return self._max_num_seqs
+
+    @property
+    def kv_use(self) -> float:
+        """Share of its KV cache that answers in flight fill; above 1 some of them have to wait. 0
+        if its size is not known."""
+        return self._held_tokens / self._capacity_tokens if self._capacity_tokens else 0.0
+
     def describe(self, description: ReplicaDescription) -> None:
         """Takes in what a replica says of itself."""
         ranks = description.data_parallel_size

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import RoutingOptions
+from pagelet.router.routing.arrivals import ArrivalRate
 from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE, InFlight, ReplicaEstimator
 from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, KEEP_SECONDS, OwnDecisions
 from pagelet.router.routing.policies.registry import make_policy
@@ -31,6 +32,9 @@ taken to be wrong."""
 _WATCHED_PREFIXES = 1024
 _LONGEST_HASH = 32
 """Bytes; the index bounds how many hashes it remembers."""
+_LOAD_SECONDS = 30.0
+"""Over which the load of prompts is a mean: longer than between two of them, and no longer than a
+service may take to grow."""
 _MEDIUM = (None, "GPU")
 """Where a block must be to be hit at once; other media are slower tiers."""
 
@@ -47,6 +51,12 @@ class ReplicaState:
     sends_events: bool
     trust: float
     """Mean share of the predicted hits that really were hits, 0 to 1."""
+    decoding: int
+    """Answers that have begun."""
+    decode_slots: int
+    """Most answers that go on in one step."""
+    kv_use: float
+    """Share of the KV cache that answers in flight fill."""
 
 
 class _Replica:
@@ -131,6 +141,9 @@ class Fleet:
         self._replicas: dict[str, _Replica] = {}
         self._now = -math.inf
         """When a request was last routed."""
+        self._prefill_load = ArrivalRate(_LOAD_SECONDS)
+        self._last_rate: float | None = None
+        """Of the replicas that there were, for the time when there is none."""
 
     @property
     def num_index_blocks(self) -> int:
@@ -160,6 +173,8 @@ class Fleet:
 
     def remove(self, replica_id: str) -> None:
         """Forgets a replica and all that it holds. Its tickets may still end."""
+        if replica_id in self._replicas:
+            self._last_rate = self.usual_rate
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._ring.remove(replica_id)
@@ -205,7 +220,7 @@ class Fleet:
             estimator = replica.estimator
             rate = estimator.rate
             if rate is None:
-                rate = usual_rate = usual_rate or self._usual_rate()
+                rate = usual_rate = usual_rate or self.usual_rate
             wait = estimator.wait_seconds(now, rate)
             prefill = (prompt - hit * replica.credit) / rate
             candidates.append(
@@ -220,10 +235,16 @@ class Fleet:
             )
         return candidates
 
-    def _usual_rate(self) -> float:
-        """The prefill rate to assume of a replica of which none is known."""
+    @property
+    def usual_rate(self) -> float:
+        """The prefill rate to assume of a replica of which none is known, tokens a second."""
         rates = [r.estimator.rate for r in self._replicas.values() if r.estimator.rate is not None]
-        return statistics.median_low(rates) if rates else DEFAULT_PREFILL_RATE
+        return statistics.median_low(rates) if rates else self._last_rate or DEFAULT_PREFILL_RATE
+
+    def prefill_load(self, now: float) -> float:
+        """Seconds of prefill, without what caches held, that came a second of late: how many
+        replicas prompts keep busy."""
+        return self._prefill_load.per_second(now)
 
     def dispatch(self, request: RouteRequest, decision: Decision, now: float) -> Ticket:
         """Counts the request as sent to the decision's replica."""
@@ -237,6 +258,7 @@ class Fleet:
         replica.own.add(request.block_hashes, known, now)
         uncached = request.num_prompt_tokens - int(decision.predicted_hit_tokens * replica.trust)
         in_flight = replica.estimator.begin(max(1, uncached), now)
+        self._prefill_load.add(max(1, uncached) / (replica.estimator.rate or self.usual_rate), now)
         return Ticket(self, replica, request, known, in_flight)
 
     def _learn(
@@ -337,7 +359,7 @@ class Fleet:
 
     def states(self, now: float) -> list[ReplicaState]:
         """What is known of each replica."""
-        usual_rate = self._usual_rate()
+        usual_rate = self.usual_rate
         states = []
         for replica in self._replicas.values():
             estimator = replica.estimator
@@ -351,6 +373,9 @@ class Fleet:
                     estimator.wait_seconds(now, rate),
                     replica.sends_events,
                     replica.trust,
+                    estimator.decoding,
+                    estimator.decode_slots,
+                    estimator.kv_use,
                 )
             )
         return states

@@ -2,6 +2,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagelet.protocol import router_metrics as names
+from pagelet.protocol.autoscaling.demand import TARGETS
 from pagelet.protocol.exposition import Family, Histogram, Scalar, render
 from pagelet.router.merged_metrics import merge
 from pagelet.router.metrics import LabelCap, PoolView, RouterMetrics, ServerView
@@ -27,14 +28,17 @@ def decided(record, predicted=0, outcome="completed"):
 
 def test_what_scalers_need_is_there_from_the_start_with_no_replica():
     metrics = RouterMetrics()
-    metrics.set_pools([PoolView("m", "p")])
+    metrics.set_pools([PoolView("m", "p", service="s")])
     found = samples(metrics.render())
     for metric in names.POOL_METRICS:
-        if metric.name != "pagelet_router_replicas":
+        if metric.labels == ("model", "pool"):
             assert found[f'{metric.name}{{model="m",pool="p"}}'] == 0
     for state in names.REPLICA_STATES:
         labels = f'{{model="m",pool="p",state="{state}"}}'
         assert found[f"pagelet_router_replicas{labels}"] == 0
+    for target in TARGETS:
+        labels = f'{{service="s",model="m",pool="p",target="{target}"}}'
+        assert found[f"{names.DEMAND}{labels}"] == 0
     for reason in names.REJECTIONS:
         assert found[f'pagelet_router_rejected_requests_total{{reason="{reason}"}}'] == 0
     for metric in names.SERVER_METRICS:

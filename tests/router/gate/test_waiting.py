@@ -55,7 +55,7 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
     file.write_text("[]")
     pools = [{"replicas_file": str(file)}]
     config = {
-        "models": [{"name": MODEL, "pools": pools}],
+        "models": [{"name": MODEL, "pools": pools, "scaling": {"concurrency": 4}}],
         "proxy": {"queue_size": 2, "queue_timeout": 100},
     }
     with (
@@ -73,6 +73,8 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
         assert gauge(gate, "waiting_requests") == 2
         assert gauge(gate, "waiting_prompt_tokens") > 0
         assert gauge(gate, "backlog_seconds") > 0
+        wanted = '{service="sim",model="sim",pool="default",target="concurrency"}'
+        assert metrics(gate)[f"pagelet_router_demand_replicas{wanted}"] == 2 / 4
         with pytest.raises(openai.RateLimitError) as full:
             ask(gate)
         assert full.value.code == "queue_full"

@@ -358,3 +358,22 @@ def test_load_policies_balance(policy: PolicyName, most: int) -> None:
 def test_random_uses_all() -> None:
     fleet = make_fleet("random")
     assert {choose(fleet, make_request(1)).replica_id for _ in range(100)} == set(NAMES)
+
+
+def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembered() -> None:
+    fleet = Fleet(RoutingOptions())
+    fleet.add("a", describe(num_kv_blocks=100), 0.0)  # 1600 tokens, 1000 a second
+    request = RouteRequest("r", [], 800, None, b"head")
+    decision = fleet.choose(request, 0.0, eligible=["a"])
+    assert decision is not None
+    ticket = fleet.dispatch(request, decision, 0.0)
+    (state,) = fleet.states(0.0)
+    assert (state.decoding, state.decode_slots, state.kv_use) == (0, 64, 0.5)
+    # 0.8 s of work, in a mean over 30 s.
+    assert fleet.prefill_load(0.0) == pytest.approx(0.8 / 30)
+    ticket.on_first_byte(0.8)
+    assert fleet.states(0.8)[0].decoding == 1
+    ticket.on_end(1.0, ok=True)
+    assert fleet.states(1.0)[0].kv_use == 0
+    fleet.remove("a")
+    assert fleet.usual_rate == 1000
