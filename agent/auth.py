@@ -23,6 +23,7 @@ class ApiKeys:
         """Raises `OSError` or `UnicodeDecodeError` if the file cannot be read."""
         self._fixed = [key_digest(key) for key in keys]
         self._from_file: list[bytes] = []
+        self._broken = False
         self._watched = None if file is None else WatchedPath(file)
         if self._watched is not None and self._watched.changed():
             self._read(self._watched.path)
@@ -31,6 +32,12 @@ class ApiKeys:
     def required(self) -> bool:
         """Whether requests need a key."""
         return bool(self._fixed) or self._watched is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the file cannot be read now, so that its last keys stay in force."""
+        self._refresh()
+        return self._broken
 
     def identify(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """A short name, safe to log, of the key in `Authorization: Bearer KEY`, or else in
@@ -50,12 +57,14 @@ class ApiKeys:
         try:
             self._read(self._watched.path)
         except (OSError, UnicodeDecodeError) as error:
+            self._broken = True
             _log.warning("API key file is not readable, the last keys stay in force: %s", error)
 
     def _read(self, file: Path) -> None:
         lines = file.read_text(encoding="utf-8").splitlines()
         keys = [line.partition("#")[0].strip() for line in lines]
         self._from_file = [key_digest(key) for key in keys if key]
+        self._broken = False
         if self._from_file:
             _log.info("read %d API keys", len(self._from_file))
         else:

@@ -195,10 +195,20 @@ class Metrics(EngineObserver):
             # The queue is the server's, in front of all engine cores; the first stands for it.
             self._engines[0].labelled[name, "max_num_queued_reqs"].value += 1
 
-    def set_server_state(self, *, draining: bool, open_requests: int) -> None:
-        """What the server says of itself."""
+    def set_server_state(
+        self,
+        *,
+        draining: bool,
+        open_requests: int,
+        keys_file_broken: bool,
+        step_ages: Sequence[float],
+    ) -> None:
+        """What the server says of itself, and sees of its engine cores: `step_ages` in seconds."""
         self._server["pagelet_draining", ""].value = int(draining)
         self._server["pagelet_open_requests", ""].value = open_requests
+        self._server["pagelet_keys_file_broken", ""].value = int(keys_file_broken)
+        for index, age in enumerate(step_ages):
+            self._server["pagelet_engine_step_age_seconds", str(index)].value = age
 
     def render(self) -> bytes:
         """Prometheus' text format."""

@@ -218,11 +218,18 @@ class AsyncLLM:
             else:  # "ready" is what a core that is gone said last
                 stage = "restarting" if beat.stage == "ready" else beat.stage
             return f"engine core {index} is not connected ({stage})"
-        if beat is not None and beat.has_work:
-            stuck = time.monotonic() - (beat.step_began or beat.last_loop)
-            if stuck > self._step_timeout:
-                return f"engine core {index}: step {beat.step + 1} has run for {stuck:.0f} s"
+        if beat is not None and (stuck := beat.step_age(time.monotonic())) > self._step_timeout:
+            return f"engine core {index}: step {beat.step + 1} has run for {stuck:.0f} s"
         return None
+
+    def step_ages(self) -> list[float]:
+        """Of each core: for how many seconds it has been at its step; 0.0 without work, and while
+        it is not connected."""
+        now = time.monotonic()
+        beats = [
+            engine.heartbeat.read() if engine.client.connected else None for engine in self._engines
+        ]
+        return [0.0 if beat is None else beat.step_age(now) for beat in beats]
 
     async def wait_ready(self) -> None:
         """Until a core has been ready for the first time."""

@@ -266,7 +266,19 @@ SERVER_METRICS: tuple[Metric, ...] = (
         ("reason",),
         ("auth", "draining", "engine_down", "invalid", "queue_full", "rate_limit", "too_large"),
     ),
+    Metric(
+        "pagelet_keys_file_broken",
+        "gauge",
+        "1 while the file of API keys cannot be read and the last keys stay in force.",
+        (),
+    ),
     Metric("pagelet_engine_up", "gauge", "1 while the engine core is connected.", ("engine",)),
+    Metric(
+        "pagelet_engine_step_age_seconds",
+        "gauge",
+        "For how long the engine core has been at its step, if it has work; else 0.",
+        ("engine",),
+    ),
     Metric(
         "pagelet_engine_starts_total",
         "counter",

@@ -51,7 +51,12 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     server = server_of(request)
-    server.metrics.set_server_state(draining=server.draining, open_requests=server.open_requests)
+    server.metrics.set_server_state(
+        draining=server.draining,
+        open_requests=server.open_requests,
+        keys_file_broken=server.keys.broken,
+        step_ages=server.llm.step_ages(),
+    )
     return Response(server.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

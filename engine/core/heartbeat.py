@@ -56,6 +56,11 @@ class Heartbeat(msgspec.Struct, frozen=True):
         """Whether the step counter ought to move."""
         return self.num_unfinished > 0 or self.step_began > 0.0
 
+    def step_age(self, now: float) -> float:
+        """Seconds since the oldest step in flight began, or else the loop last came round; 0.0
+        without work."""
+        return max(0.0, now - (self.step_began or self.last_loop)) if self.has_work else 0.0
+
 
 class HeartbeatWriter:
     """The core's side. Makes the file if it is not there."""

@@ -91,6 +91,9 @@ class FakeLLM:
     def check_health(self):
         return self.health
 
+    def step_ages(self):
+        return [4.5 if self.health else 0.0]
+
     async def render_chat(self, messages, tools=None, add_generation_prompt=True, **kwargs):
         if kwargs.get("fail"):
             raise InvalidRequest("the template refuses this conversation", "messages")

@@ -22,6 +22,20 @@ def test_there_is_no_beat_before_the_first(path: str) -> None:
     assert HeartbeatReader(path).read() is None
 
 
+def test_only_a_core_with_work_has_a_step_of_some_age(path: str) -> None:
+    reader, writer = HeartbeatReader(path), HeartbeatWriter(path)
+
+    def age(*, step_began: float, num_unfinished: int, after: float) -> float:
+        writer.beat(step=1, step_began=step_began, num_unfinished=num_unfinished)
+        beat = reader.read()
+        assert beat is not None
+        return beat.step_age((step_began or beat.last_loop) + after)
+
+    assert age(step_began=5.0, num_unfinished=2, after=7.5) == 7.5
+    assert age(step_began=0.0, num_unfinished=2, after=3.0) == pytest.approx(3.0)
+    assert age(step_began=0.0, num_unfinished=0, after=3.0) == 0.0
+
+
 def test_a_beat_comes_back_as_it_was_written(path: str) -> None:
     reader, writer = HeartbeatReader(path), HeartbeatWriter(path)
     writer.stage("loading weights 45%")
