@@ -17,7 +17,7 @@ from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
 from pagelet.kernels.rotary import rotary
 from support.tolerance import TOLERANCE
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SEEDS = st.integers(0, 10_000)
 
 

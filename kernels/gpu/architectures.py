@@ -1,0 +1,71 @@
+"""The GPUs that kernels are compiled for, and what their launch settings are chosen by.
+
+Settings come from tables by architecture and shape and never from a trial at run time, which would
+fall on some request's latency and differ from replica to replica.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One generation of GPUs, as Triton's `GPUTarget` names it."""
+
+    name: str
+    backend: Literal["cuda", "hip"]
+    arch: int | str
+    warp_size: int
+    shared_bytes: int
+    """The most shared memory (LDS) that a thread block may have."""
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.backend == "cuda"
+
+
+_KIB = 1024
+# Shared memory a block: CUDA C++ Programming Guide, technical specifications by compute capability;
+# AMD CDNA ISA documents (64 KiB of LDS).
+ARCHITECTURES = {
+    entry.name: entry
+    for entry in (
+        Architecture("sm_80", "cuda", 80, 32, 163 * _KIB),  # A100
+        Architecture("sm_89", "cuda", 89, 32, 99 * _KIB),  # L4, L40S, RTX 40
+        Architecture("sm_90", "cuda", 90, 32, 227 * _KIB),  # H100, H200
+        Architecture("sm_100", "cuda", 100, 32, 227 * _KIB),  # B200
+        Architecture("sm_120", "cuda", 120, 32, 99 * _KIB),  # RTX 50
+        Architecture("gfx90a", "hip", "gfx90a", 64, 64 * _KIB),  # MI200
+        Architecture("gfx942", "hip", "gfx942", 64, 64 * _KIB),  # MI300
+    )
+}
+
+
+def of_device(device: torch.device) -> Architecture:
+    """The entry of a GPU: its own, or the last one before it (sm_86 has sm_80's settings).
+
+    Raises RuntimeError for a GPU that is older than all entries.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        name = properties.gcnArchName.split(":")[0]
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+        raise RuntimeError(f"{properties.name} ({name}) is none of: {', '.join(ARCHITECTURES)}")
+    return _of_capability(properties.major, properties.minor, properties.name)
+
+
+def _of_capability(major: int, minor: int, gpu: str) -> Architecture:
+    capability = 10 * major + minor
+    older = [
+        entry
+        for entry in ARCHITECTURES.values()
+        if isinstance(entry.arch, int) and entry.arch <= capability
+    ]
+    if not older:
+        raise RuntimeError(
+            f"{gpu} has compute capability {major}.{minor}; the kernels need 8.0 or later"
+        )
+    return max(older, key=lambda entry: int(entry.arch))

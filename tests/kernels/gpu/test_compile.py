@@ -1,0 +1,55 @@
+"""Every Triton kernel compiles for every architecture, on a machine without a GPU."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagelet.kernels.gpu.architectures import ARCHITECTURES, _of_capability
+
+PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
+
+
+def compile_kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: what is interpreted, as everywhere in the tests, is not compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "pagelet.kernels.gpu.compile", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_all_kernels_compile_and_are_in_the_table() -> None:
+    result = compile_kernels("--quick", "--jobs", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    compiled = set(re.findall(r"^(\S+) (\w+) \(", result.stdout, re.MULTILINE))
+    kernels = {kernel for _, kernel in compiled}
+    assert compiled == {(name, kernel) for name in ARCHITECTURES for kernel in kernels}
+    in_table = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert in_table == kernels, "run python -m pagelet.kernels.gpu.compile --docs docs/kernels.md"
+
+
+def test_a_gpu_gets_the_settings_of_its_generation() -> None:
+    assert _of_capability(8, 6, "A10").name == "sm_80"
+    assert _of_capability(9, 0, "H200").name == "sm_90"
+    assert _of_capability(10, 3, "B300").name == "sm_100"
+    with pytest.raises(RuntimeError, match=r"T4 has compute capability 7\.5; the kernels need 8"):
+        _of_capability(7, 5, "T4")
+
+
+def test_outside_of_the_interpreter_tensors_of_the_cpu_are_an_error() -> None:
+    code = (
+        "import torch; from pagelet.kernels.rms_norm import rms_norm; "
+        "rms_norm.implementations['triton'](torch.ones(2, 8), torch.ones(8), 1e-6)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "set TRITON_INTERPRET=1 when the process starts" in result.stderr
+
+
+def test_a_process_that_calls_no_kernel_does_not_import_triton() -> None:
+    code = "import sys, pagelet.kernels.rms_norm; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
