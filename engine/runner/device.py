@@ -1,5 +1,8 @@
-"""Which device and which dtype the model runs in."""
+"""Which device and which dtype the model runs in, and how a step's numbers get there."""
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 
 from pagelet.engine.errors import ConfigurationError
@@ -47,3 +50,10 @@ def has_bf16_instructions() -> bool:
     """Whether this CPU multiplies bfloat16 (AVX-512 BF16, AMX, or Arm's BF16)."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in _BF16_INSTRUCTIONS)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the array's content; on a CPU without a copy. A GPU copies it while the host goes
+    on, which only memory that the driver has pinned allows."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

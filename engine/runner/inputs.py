@@ -1,13 +1,13 @@
 """From a step's plan to the tensors of a forward pass, without a Python loop over tokens."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pagelet.engine.layers.context import AttentionMetadata
+from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import SchedulerOutput
 
@@ -23,6 +23,7 @@ class StepInputs:
     query_start: IntArray  # [num_reqs + 1] each request's first token in the batch
     num_computed: IntArray  # [num_reqs] tokens before this step's
     samples: npt.NDArray[np.bool_]  # [num_reqs]
+    num_drafts: IntArray  # [num_reqs] last tokens that are guesses
 
     @property
     def seq_lens(self) -> IntArray:
@@ -30,10 +31,17 @@ class StepInputs:
         token that is sampled next."""
         return self.num_computed + np.diff(self.query_start)
 
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the array's content; on a CPU without a copy."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    def sampled_rows(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Where tokens are drawn: after the last known token of each request that samples, and
+        after each of its drafts. For each row [num_rows] its request's index in the batch, the
+        index in the batch of the token that it follows, and the position that it is drawn for."""
+        sampling = np.flatnonzero(self.samples)
+        counts = 1 + self.num_drafts[sampling]
+        requests = np.repeat(sampling, counts)
+        ends = np.cumsum(counts)
+        before_last = np.repeat(ends, counts) - 1 - np.arange(len(requests))
+        tokens = self.query_start[1:][requests] - 1 - before_last
+        return requests, tokens, self.seq_lens[requests] - before_last
 
 
 def build_inputs(plan: SchedulerOutput, rows: RequestRows) -> StepInputs:
@@ -44,6 +52,7 @@ def build_inputs(plan: SchedulerOutput, rows: RequestRows) -> StepInputs:
     num_computed = np.fromiter((s.num_computed_tokens for s in plan.scheduled), np.int64, num_reqs)
     query_lens = np.fromiter((s.num_tokens for s in plan.scheduled), np.int64, num_reqs)
     samples = np.fromiter((s.samples for s in plan.scheduled), np.bool_, num_reqs)
+    num_drafts = np.fromiter((len(s.draft_token_ids) for s in plan.scheduled), np.int64, num_reqs)
     query_start = np.zeros(num_reqs + 1, np.int64)
     np.cumsum(query_lens, out=query_start[1:])
     seq_lens = num_computed + query_lens

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagelet.engine.runner.inputs import to_device
+from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.kernels.token_mask import mask_tokens
 
@@ -52,22 +52,35 @@ def _keep_allowed(logits: torch.Tensor, rows: RequestRows, row_index: IntArray) 
 def _mask_bad_words(
     logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
 ) -> None:
-    """A word counts only if all of it is generated. Reads the rows' last tokens, for which a GPU
-    is waited for."""
-    for index, row in enumerate(row_index.tolist()):
-        words = rows.bad_words.get(row)
-        if words is None:
-            continue
-        longest = max(map(len, words)) - 1
-        end = int(positions[index])
-        start = max(end - longest, int(rows.num_prompt_tokens[row]))
-        before = rows.token_ids[row, start:end].tolist()
-        completing = [
-            word[-1]
-            for word in words
-            if len(word) - 1 <= len(before) and before[len(before) - len(word) + 1 :] == word[:-1]
-        ]
-        logits[index, completing] = -math.inf
+    """A word counts only if all of it is generated. Where the rows' last tokens are is known here,
+    what they are only on the device, so that they are compared there."""
+    generated = positions - rows.num_prompt_tokens[row_index]
+    words = [
+        (index, word)
+        for index, row in enumerate(row_index.tolist())
+        for word in rows.bad_words.get(row, ())
+        if len(word) - 1 <= generated[index]
+    ]
+    if not words:
+        return
+    longest = max(len(word) for _, word in words) - 1
+    before = np.full((len(words), longest), -1, np.int32)  # -1 stands for any token
+    for number, (_, word) in enumerate(words):
+        before[number, longest - len(word) + 1 :] = word[:-1]
+    index = np.array([index for index, _ in words])
+    # Columns before the sequence's first token stand for any, so it does not matter which is read.
+    columns = np.maximum(positions[index, None] - longest + np.arange(longest), 0)
+    device = logits.device
+    known = rows.token_ids[
+        to_device(row_index[index, None], device), to_device(columns, device)
+    ]  # [num_words, longest]
+    wanted = to_device(before, device)
+    completed = ((known == wanted) | (wanted == -1)).all(dim=1)
+    last = to_device(np.array([word[-1] for _, word in words]), device)
+    forbidden = torch.zeros(len(words), dtype=logits.dtype, device=device)
+    forbidden.masked_fill_(completed, -math.inf)
+    # Added, since two words of a row may have the same last token.
+    logits.index_put_((to_device(index, device), last), forbidden, accumulate=True)
 
 
 def _mask_end_tokens(

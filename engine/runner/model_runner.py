@@ -1,7 +1,7 @@
 """Runs steps: state rows, forward pass, sampling."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from pagelet.engine.runner.cpu_forward import (
     limit_threads,
     why_not_recorded,
 )
-from pagelet.engine.runner.device import choose_device, choose_dtype
+from pagelet.engine.runner.device import choose_device, choose_dtype, to_device
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
@@ -38,13 +38,13 @@ from pagelet.engine.runner.memory import (
     kv_layout,
     read_device_memory,
 )
-from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
+from pagelet.engine.runner.prompt_logprobs import prompt_logprobs
+from pagelet.engine.runner.results import LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import (
     RunnerInfo,
     RunnerOutput,
-    SampledToken,
     SchedulerOutput,
     TokenMasks,
 )
@@ -55,10 +55,6 @@ from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
 """Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
-
-_BROKEN = (
-    "the model's logits for this request are not finite numbers, or it allows none of the tokens"
-)
 
 
 class ModelRunner:
@@ -115,6 +111,7 @@ class ModelRunner:
             self.layout, config.num_layers, self.num_blocks, page_shape, kv_dtype, self.device
         )
         self._forward = self._make_forward(options, max_model_len)
+        self._copies = make_copies(self.device)
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
         )
@@ -156,12 +153,18 @@ class ModelRunner:
             input_ids, positions, ForwardContext(attention, self._kv)
         )
 
-    @torch.inference_mode()
     def execute(
         self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
     ) -> RunnerOutput:
-        """Runs one step and returns what it brought, in the plan's order. `masks` waits for those
-        of a plan with `constrained` requests."""
+        """Runs one step and returns what it brought, in the plan's order; as `launch`."""
+        return self.launch(plan, masks).result()
+
+    @torch.inference_mode()
+    def launch(
+        self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
+    ) -> LaunchedStep:
+        """Queues one step's operations on the device, after those of the steps before. `masks`
+        waits for those of a plan with `constrained` requests."""
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
@@ -174,7 +177,7 @@ class ModelRunner:
                 assert masks is not None
                 masked = masked_rows(np.searchsorted(sampling, plan.constrained), masks)
             sampled = self._sample(hidden, inputs, sampling, masked)
-        return _collect(plan, sampling.tolist(), sampled, of_prompts)
+        return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, self._copies)
 
     def _sample(
         self,
@@ -185,7 +188,7 @@ class ModelRunner:
     ) -> Sampled:
         """Draws a token for the requests `sampling` (indices in the batch) and writes it to their
         state rows, where the next step finds it."""
-        last_tokens = torch.from_numpy(inputs.query_start[1:][sampling] - 1).to(self.device)
+        last_tokens = to_device(inputs.query_start[1:][sampling] - 1, self.device)
         logits = self._compute_logits(hidden[last_tokens])
         rows, positions = inputs.rows[sampling], inputs.seq_lens[sampling]
         sampled = sample_tokens(logits, self._rows, rows, positions, masked)
@@ -246,29 +249,3 @@ def _make_kv_cache(
     ]
     places = [layout.place(layer) for layer in range(num_layers)]
     return [KVBinding(slots[slot], group) for group, slot in places]
-
-
-def _collect(
-    plan: SchedulerOutput,
-    sampling: Sequence[int],
-    sampled: Sampled | None,
-    of_prompts: dict[int, PromptLogprobs],
-) -> RunnerOutput:
-    """The step's results; this is where the host waits for the device."""
-    results = [SampledToken(entry.request_id, []) for entry in plan.scheduled]
-    if sampled is not None:
-        tokens, broken = sampled.token_ids.tolist(), sampled.broken.tolist()
-        for order, index in enumerate(sampling):
-            result = results[index]
-            if broken[order]:
-                result.error = _BROKEN
-                continue
-            result.token_ids.append(tokens[order])
-            if order in sampled.logprobs:
-                result.logprobs = [sampled.logprobs[order]]
-    for index, prompt in of_prompts.items():
-        if prompt.broken:
-            results[index] = SampledToken(plan.scheduled[index].request_id, [], error=_BROKEN)
-        else:
-            results[index].prompt_logprobs = prompt.entries
-    return RunnerOutput(plan.step, results)

@@ -12,16 +12,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from pagelet.engine.runner.inputs import to_device
+from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.logits import adjust_logits
-from pagelet.engine.runner.logprobs import token_logprobs
+from pagelet.engine.runner.logprobs import LogprobRows, token_logprobs
 from pagelet.engine.runner.masks import MaskedRows
 from pagelet.engine.runner.state import IntArray, ParamsArray, RequestRows
 from pagelet.kernels.precision import accumulation_dtype
 from pagelet.kernels.sample import sample
 from pagelet.kernels.sample.random import uniforms
 from pagelet.kernels.token_mask import mask_tokens
-from pagelet.protocol.engine import TokenLogprobs
 
 
 @dataclasses.dataclass
@@ -31,8 +30,10 @@ class Sampled:
 
     token_ids: torch.Tensor  # [num_rows] int64
     broken: torch.Tensor  # [num_rows] bool
-    logprobs: dict[int, TokenLogprobs]
-    """Of the rows that asked for them."""
+    with_logprobs: list[int]
+    """The rows that asked for logprobs."""
+    logprobs: LogprobRows | None
+    """Theirs, if there are any."""
 
 
 def raw_logits(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -66,12 +67,11 @@ def sample_tokens(
     if masked is not None:
         mask_tokens(logits, *masked())
     token_ids, broken = _draw(logits, params, positions)
-    logprobs: dict[int, TokenLogprobs] = {}
+    logprobs = None
     if len(wanted):
         counts = params["logprobs"][wanted].tolist()
-        entries = token_logprobs(raw, token_ids[wanted_device], counts)
-        logprobs = dict(zip(wanted.tolist(), entries, strict=True))
-    return Sampled(token_ids, broken, logprobs)
+        logprobs = token_logprobs(raw, token_ids[wanted_device], counts)
+    return Sampled(token_ids, broken, wanted.tolist(), logprobs)
 
 
 def _draw(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pagelet.engine.kv.spec import KVLayout
+from pagelet.engine.runner.device import to_device
 from pagelet.engine.step import NewRequestData, SchedulerOutput
 from pagelet.protocol.sampling import SamplingParams
 
@@ -92,7 +93,7 @@ class RequestRows:
     def append(self, row_index: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
         """Writes one sampled token a row at its position, without waiting for the device."""
         device = self.token_ids.device
-        where = torch.from_numpy(row_index).to(device), torch.from_numpy(positions).to(device)
+        where = to_device(row_index, device), to_device(positions, device)
         self.token_ids[where] = token_ids.to(torch.int32)
 
     def _drop(self, request_id: int) -> None:
@@ -106,8 +107,8 @@ class RequestRows:
     def _add(self, data: NewRequestData) -> None:
         assert data.request_id not in self._row_of, f"request {data.request_id} has a row already"
         row = self._row_of[data.request_id] = self._free.pop()
-        tokens = torch.from_numpy(np.array(data.token_ids, np.int32))
-        self.token_ids[row, : len(tokens)] = tokens.to(self.token_ids.device)
+        tokens = np.array(data.token_ids, np.int32)
+        self.token_ids[row, : len(tokens)] = to_device(tokens, self.token_ids.device)
         self.num_prompt_tokens[row] = data.num_prompt_tokens
         self.params[row] = _params_record(data.params)
         if data.params.logit_bias:

@@ -34,8 +34,7 @@ def integer_weights(
     temperature: [num_rows] float64. Returns int64 like logits. Each step is one operation of
     IEEE float32, products and sums rounded apart, so that every implementation finds the same bits.
     """
-    log2_e = torch.tensor(math.log2(math.e), dtype=torch.float64, device=logits.device)
-    scale = (log2_e / temperature).to(torch.float32)
+    scale = (math.log2(math.e) / temperature).to(torch.float32)
     exponent = (logits - maximum[:, None]).to(torch.float32) * scale[:, None]
     exponent.clamp_(min=LEAST_EXPONENT)
     whole = exponent.floor()

@@ -1,0 +1,133 @@
+"""From a step's tensors to its messages, without the device ever waiting for the host.
+
+A step is launched: its operations are queued, and its results are copied to the host on a stream of
+their own. Whoever wants them waits for that copy alone, while the next step is queued behind.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from pagelet.engine.runner.logprobs import entries
+from pagelet.engine.runner.prompt_logprobs import PromptLogprobs
+from pagelet.engine.runner.sampler import Sampled
+from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
+
+_BROKEN = (
+    "the model's logits for this request are not finite numbers, or it allows none of the tokens"
+)
+
+
+class HostCopies(Protocol):
+    """How results come to the host."""
+
+    asynchronous: bool
+    """Whether there is anything to wait for."""
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """Starts to copy what the current stream will have computed by now. The function that is
+        returned waits, in any thread, and gives the copies."""
+        ...
+
+
+class NoCopies:
+    """Implements `HostCopies` where the device is the host."""
+
+    asynchronous = False
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """See `HostCopies`."""
+        return lambda: list(tensors)
+
+
+class CudaCopies:
+    """Implements `HostCopies` with a second stream, so that the next step's operations, which are
+    queued on the first, do not delay them."""
+
+    asynchronous = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """See `HostCopies`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        # Blocking: a waiting thread sleeps, and does not take a core from the scheduler.
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copies = []
+        with torch.cuda.stream(self._stream):
+            for tensor in tensors:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                copies.append(copy.copy_(tensor, non_blocking=True))
+                # The allocator must not give its memory away before the copy is made.
+                tensor.record_stream(self._stream)
+            done.record(self._stream)
+
+        def wait() -> list[torch.Tensor]:
+            done.synchronize()
+            return copies
+
+        return wait
+
+
+def make_copies(device: torch.device) -> HostCopies:
+    """Those for a device."""
+    return CudaCopies(device) if device.type == "cuda" else NoCopies()
+
+
+class LaunchedStep:
+    """A step whose operations are queued."""
+
+    def __init__(
+        self,
+        plan: SchedulerOutput,
+        sampling: Sequence[int],
+        sampled: Sampled | None,
+        of_prompts: PromptLogprobs,
+        copies: HostCopies,
+    ) -> None:
+        """`sampling` are the requests that `sampled` is of, by index in the plan."""
+        self._plan = plan
+        self._sampling = sampling
+        self._sampled = sampled
+        self._of_prompts = of_prompts
+        self.asynchronous = copies.asynchronous
+        """Whether `result` waits for a device."""
+        tensors: list[torch.Tensor] = []
+        if sampled is not None:
+            tensors += [sampled.token_ids, sampled.broken]
+            if sampled.logprobs is not None:
+                tensors += sampled.logprobs.tensors
+        for chunk in of_prompts.chunks:
+            tensors += [*chunk.rows.tensors, chunk.broken]
+        self._wait = copies.begin(tensors)
+
+    def result(self) -> RunnerOutput:
+        """What the step brought, in the plan's order; this is where the host waits."""
+        copies = iter(self._wait())
+        results = [SampledToken(entry.request_id, []) for entry in self._plan.scheduled]
+        if self._sampled is not None:
+            tokens, broken = next(copies).tolist(), next(copies).tolist()
+            for order, index in enumerate(self._sampling):
+                if broken[order]:
+                    results[index].error = _BROKEN
+                else:
+                    results[index].token_ids.append(tokens[order])
+            if (of_tokens := self._sampled.logprobs) is not None:
+                found = entries(next(copies), next(copies), next(copies), of_tokens.counts)
+                for order, entry in zip(self._sampled.with_logprobs, found, strict=True):
+                    if not broken[order]:
+                        results[self._sampling[order]].logprobs = [entry]
+        for index in self._of_prompts.requests:
+            results[index].prompt_logprobs = []
+        for chunk in self._of_prompts.chunks:
+            found = entries(next(copies), next(copies), next(copies), chunk.rows.counts)
+            for index, entry, bad in zip(chunk.requests, found, next(copies).tolist(), strict=True):
+                result = results[index]
+                if bad:
+                    results[index] = SampledToken(result.request_id, [], error=_BROKEN)
+                elif result.prompt_logprobs is not None:
+                    result.prompt_logprobs.append(entry)
+        return RunnerOutput(self._plan.step, results)
