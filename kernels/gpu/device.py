@@ -34,3 +34,18 @@ def float_to_e4m3(x):
     encoded = tl.where(clamped < 0x3C800000, tiny, normal)
     encoded = tl.where(magnitude > 0x7F800000, 0x7F, encoded)
     return (encoded | sign).to(tl.uint8)
+
+
+@triton.jit
+def sigmoid(x):
+    """Without overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1 + e)
+
+
+@triton.jit
+def tanh(x):
+    """Without overflow."""
+    e = tl.exp(-2 * tl.abs(x))
+    magnitude = (1 - e) / (1 + e)
+    return tl.where(x >= 0, magnitude, -magnitude)

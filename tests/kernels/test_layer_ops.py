@@ -63,6 +63,13 @@ def gated_arguments(random: Random) -> tuple[Any, ...]:
     return (random(random.size(0, 5), 2 * random.size(1, 40)) * 3,)
 
 
+def embedding_arguments(random: Random) -> tuple[Any, ...]:
+    """A shard of the vocabulary, and ids within and around it."""
+    first, rows = random.size(0, 9), random.size(1, 9)
+    ids = torch.randint(0, 30, (random.size(0, 7),), generator=random.generator)
+    return ids, random(rows, random.size(1, 40)), first
+
+
 def moe_arguments(random: Random) -> tuple[Any, ...]:
     experts, hidden, width = random.size(1, 9), random.size(1, 20), random.size(1, 20)
     tokens = random.size(0, 12)
@@ -91,6 +98,7 @@ OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (rotary, rotary_arguments),
     (silu_and_mul, gated_arguments),
     (gelu_and_mul, gated_arguments),
+    (embedding, embedding_arguments),
     (moe, moe_arguments),
     (moe, moe_rank_arguments),
 ]
