@@ -51,6 +51,9 @@ class ModelRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The InferenceService that it is, for the metric by which that is scaled. Default: `name`."""
     scaling: ScalingTargets = msgspec.field(default_factory=ScalingTargets)
     """How much work a replica is to have, by which the same metric tells how many are needed."""
+    starts_from_zero: bool = False
+    """Whether it may have no replica at all, and gets one when requests wait: the router is then
+    ready without one."""
     shared_prefixes: list[str] = []
     """Beginnings of prompts, as the chat template spells them, whose KV blocks tenants may share;
     everything else is cached for each tenant alone."""

@@ -83,12 +83,15 @@ def container(
     }
 
 
-def server_fields(*, startup_seconds: int) -> Object:
-    """Port, probes and leave of a container that serves HTTP."""
+def server_fields(*, startup_seconds: int, started_path: str = "/ready") -> Object:
+    """Port, probes and leave of a container that serves HTTP. It has started once `started_path`
+    answers."""
     return {
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "startupProbe": _probe(
-            "/ready", period=_STARTUP_PERIOD, failures=math.ceil(startup_seconds / _STARTUP_PERIOD)
+            started_path,
+            period=_STARTUP_PERIOD,
+            failures=math.ceil(startup_seconds / _STARTUP_PERIOD),
         ),
         "readinessProbe": _probe("/ready", period=2, failures=2),
         "livenessProbe": _probe("/health", period=10, failures=6),

@@ -118,7 +118,8 @@ def _deployment(
                 arguments,
                 mounts=mounts,
                 resources=container_resources(router.resources),
-                **server_fields(startup_seconds=_STARTUP_SECONDS),
+                # A router has started although its replicas may load their model for long.
+                **server_fields(startup_seconds=_STARTUP_SECONDS, started_path="/health"),
             )
         ],
         service_account=name,

@@ -3,8 +3,12 @@ configuration. Local mode and the operator share them, so that both run the same
 
 from collections.abc import Callable, Sequence
 
+from pagelet.protocol.autoscaling.demand import ScalingTargets
+from pagelet.protocol.autoscaling.scaler import ScalingBounds
 from pagelet.protocol.inference_service.quantity import bytes_of
 from pagelet.protocol.inference_service.types import (
+    Autoscaling,
+    AutoscalingTargets,
     EngineSpec,
     InferenceService,
     ModelSpec,
@@ -172,9 +176,37 @@ def _route(
         made.name, made.weight = revision.name, revision.weight
         pools.append(made)
     name, *aliases = service.served_names
+    scaling = service.spec.autoscaling
     return ModelRoute(
         name=name,
         aliases=aliases,
         pools=pools,
+        service=service.name,
+        scaling=scaling_targets(service),
+        starts_from_zero=scaling is not None and scaling.min_replicas == 0,
         shared_prefixes=list(service.spec.router.shared_prefixes),
+    )
+
+
+def scaling_targets(service: InferenceService) -> ScalingTargets:
+    """How much work a replica of a service is to have, with what its spec leaves open filled in."""
+    scaling, engine = service.spec.autoscaling, service.spec.engine
+    targets = scaling.targets if scaling is not None else AutoscalingTargets()
+    backlog = targets.backlog_seconds
+    if backlog is None and targets.ttft_seconds is not None:
+        backlog = targets.ttft_seconds / 2
+    return ScalingTargets(
+        backlog_seconds=ScalingTargets().backlog_seconds if backlog is None else backlog,
+        concurrency=targets.concurrency or engine.max_num_seqs * engine.data_parallel_size,
+        kv_use=targets.kv_use,
+    )
+
+
+def scaling_bounds(scaling: Autoscaling) -> ScalingBounds:
+    """Between which counts a service is scaled, and how soon."""
+    return ScalingBounds(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        scale_up_seconds=scaling.scale_up_seconds,
+        scale_down_seconds=scaling.scale_down_seconds,
     )

@@ -15,6 +15,8 @@ import msgspec
 from pagelet.protocol.inference_service import types
 from pagelet.protocol.inference_service.quantity import parse_quantity
 from pagelet.protocol.inference_service.types import (
+    Autoscaling,
+    AutoscalingTargets,
     Canary,
     EngineSpec,
     InferenceService,
@@ -380,6 +382,60 @@ RULES: Final[list[Rule[Any]]] = [
         message="answers to the names of the service: leave servedNames out",
         values={},
         check=lambda c: c.model is None or not c.model.served_names,
+    ),
+    Rule(
+        part=Autoscaling,
+        field="maxReplicas",
+        holds="self.minReplicas <= self.maxReplicas",
+        message="maxReplicas {most} is less than minReplicas {least}: raise it, or lower that",
+        values={
+            "most": ("string(self.maxReplicas)", lambda a: a.max_replicas),
+            "least": ("string(self.minReplicas)", lambda a: a.min_replicas),
+        },
+        check=lambda a: a.min_replicas <= a.max_replicas,
+    ),
+    Rule(
+        part=Autoscaling,
+        field="minReplicas",
+        holds="self.engine != 'hpa' || self.minReplicas >= 1",
+        message="a HorizontalPodAutoscaler keeps one replica at least: set minReplicas to 1, or "
+        "engine to keda or builtin",
+        values={},
+        check=lambda a: a.engine != "hpa" or a.min_replicas >= 1,
+    ),
+    Rule(
+        part=Autoscaling,
+        field="schedule",
+        holds="!has(self.schedule) || size(self.schedule) == 0 || self.engine == 'keda'",
+        message="only KEDA scales by a schedule: set engine: keda, or leave it out",
+        values={},
+        check=lambda a: not a.schedule or a.engine == "keda",
+    ),
+    Rule(
+        part=Autoscaling,
+        field="schedule",
+        holds="!has(self.schedule) || self.schedule.all(entry, entry.replicas <= self.maxReplicas)",
+        message="an entry of the schedule asks for more than maxReplicas {most}: raise that, or "
+        "lower the entry",
+        values={"most": ("string(self.maxReplicas)", lambda a: a.max_replicas)},
+        check=lambda a: all(entry.replicas <= a.max_replicas for entry in a.schedule),
+    ),
+    Rule(
+        part=Autoscaling,
+        field="prometheusAddress",
+        holds="!has(self.prometheusAddress) || self.engine == 'keda'",
+        message="only KEDA asks Prometheus itself: set engine: keda, or leave it out",
+        values={},
+        check=lambda a: a.prometheus_address is None or a.engine == "keda",
+    ),
+    Rule(
+        part=AutoscalingTargets,
+        field="",
+        holds="!(has(self.backlogSeconds) && has(self.ttftSeconds))",
+        message="backlogSeconds and ttftSeconds both say how long a prompt may wait: keep one of "
+        "them",
+        values={},
+        check=lambda t: t.backlog_seconds is None or t.ttft_seconds is None,
     ),
     *_engine_rules("engine", "", lambda spec: spec.engine),
     *_engine_rules(

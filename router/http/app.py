@@ -190,10 +190,11 @@ class RouterApp:
         await exchange.answer_json(b'{"status":"ok"}')
 
     async def _ready(self, exchange: Exchange) -> None:
-        """200 if requests are welcome and a replica takes them."""
+        """200 if requests are welcome and a replica takes them, or will start for them."""
         if self.state.draining:
             raise _unavailable("the router is draining")
-        if not self.state.available:
+        wakes = any(route.starts_from_zero for route in self.state.config.models)
+        if not self.state.available and not wakes:
             raise _unavailable("no replica is ready")
         await exchange.answer_json(b'{"status":"ready"}')
 

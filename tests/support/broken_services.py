@@ -27,7 +27,52 @@ class Broken:
 
 GPUS = {"resourceName": "nvidia.com/gpu", "count": 2}
 
+
+def scaled(**autoscaling: Any) -> dict[str, Any]:
+    """A service that is scaled."""
+    return service(autoscaling={"maxReplicas": 4} | autoscaling)
+
+
+ENTRY = {"start": "0 8 * * 1-5", "end": "0 18 * * 1-5", "timezone": "Europe/Berlin", "replicas": 3}
+
 BROKEN = [
+    Broken(
+        "most below least",
+        scaled(minReplicas=5),
+        "spec.autoscaling.maxReplicas",
+        "maxReplicas 4 is less than minReplicas 5: raise it, or lower that",
+    ),
+    Broken(
+        "hpa to zero",
+        scaled(engine="hpa", minReplicas=0),
+        "spec.autoscaling.minReplicas",
+        "a HorizontalPodAutoscaler keeps one replica at least: set minReplicas to 1, or engine to "
+        "keda or builtin",
+    ),
+    Broken(
+        "schedule without KEDA",
+        scaled(schedule=[ENTRY]),
+        "spec.autoscaling.schedule",
+        "only KEDA scales by a schedule: set engine: keda, or leave it out",
+    ),
+    Broken(
+        "schedule above most",
+        scaled(engine="keda", schedule=[ENTRY | {"replicas": 5}]),
+        "spec.autoscaling.schedule",
+        "an entry of the schedule asks for more than maxReplicas 4: raise that, or lower the entry",
+    ),
+    Broken(
+        "Prometheus without KEDA",
+        scaled(prometheusAddress="http://prometheus:9090"),
+        "spec.autoscaling.prometheusAddress",
+        "only KEDA asks Prometheus itself: set engine: keda, or leave it out",
+    ),
+    Broken(
+        "two bounds of waiting",
+        scaled(targets={"backlogSeconds": 1, "ttftSeconds": 2}),
+        "spec.autoscaling.targets",
+        "backlogSeconds and ttftSeconds both say how long a prompt may wait: keep one of them",
+    ),
     Broken(
         "name",
         service(name="2nd"),
@@ -215,6 +260,7 @@ BROKEN = [
 
 SOUND = [
     service(name="sound"),
+    scaled(engine="keda", minReplicas=0, schedule=[ENTRY], targets={"ttftSeconds": 3}),
     service(
         name="sound",
         accelerator=GPUS,

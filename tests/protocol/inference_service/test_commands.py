@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagelet.agent.settings import ServeSettings
+from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.inference_service.commands import (
     agent_arguments,
@@ -216,3 +217,16 @@ def test_two_services_cannot_answer_to_one_name() -> None:
 def test_weights_add_up(weight: int) -> None:
     service = make(canary={"weight": weight, "image": "next"})
     assert sum(revision.weight for revision in service.revisions) == 100
+
+
+def test_routers_know_by_what_a_service_is_scaled() -> None:
+    """With what was left out filled in."""
+    autoscaling = {"minReplicas": 0, "maxReplicas": 4, "targets": {"ttftSeconds": 3}}
+    engine = {"maxNumSeqs": 8, "dataParallelSize": 2}
+    (route,) = router_config([make(autoscaling=autoscaling, engine=engine)], in_file).models
+    assert route.service == "service"
+    assert route.starts_from_zero
+    assert route.scaling == ScalingTargets(backlog_seconds=1.5, concurrency=16, kv_use=0.85)
+    (route,) = router_config([make(autoscaling={"maxReplicas": 4})], in_file).models
+    assert not route.starts_from_zero
+    assert route.scaling.backlog_seconds == ScalingTargets().backlog_seconds

@@ -55,14 +55,16 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
     file.write_text("[]")
     pools = [{"replicas_file": str(file)}]
     config = {
-        "models": [{"name": MODEL, "pools": pools, "scaling": {"concurrency": 4}}],
+        "models": [
+            {"name": MODEL, "pools": pools, "scaling": {"concurrency": 4}, "starts_from_zero": True}
+        ],
         "proxy": {"queue_size": 2, "queue_timeout": 100},
     }
     with (
         running(router(tmp_path / "log", config), "/health") as gate,
         ThreadPoolExecutor() as threads,
     ):
-        assert httpx.get(f"{gate.url}/ready").status_code == 503
+        assert httpx.get(f"{gate.url}/ready").status_code == 200
         for name in ("waiting_requests", "held_requests", "backlog_seconds", "capacity_answers"):
             assert gauge(gate, name) == 0
         assert metrics(gate)['pagelet_router_retries_total{model="sim"}'] == 0
@@ -92,6 +94,7 @@ def test_a_request_that_waited_long_enough_gets_503(tmp_path):
         "proxy": {"queue_timeout": 0.2},
     }
     with running(router(tmp_path / "log", config), "/health") as gate:
+        assert httpx.get(f"{gate.url}/ready").status_code == 503
         with pytest.raises(openai.InternalServerError) as late:
             ask(gate)
         assert late.value.status_code == 503
