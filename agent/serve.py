@@ -67,7 +67,9 @@ def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
     files = resolve_model(options)
     return Metrics(
         model_name=(options.model.served_model_names or [files.name])[0],
-        max_model_len=context_length(load_model_config(files), options.model.max_model_len),
+        max_model_len=context_length(
+            load_model_config(files, options.model), options.model.max_model_len
+        ),
         block_size=options.cache.block_size,
         enable_prefix_caching=options.cache.enable_prefix_caching,
         num_engines=options.parallel.data_parallel_size,

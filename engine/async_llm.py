@@ -173,7 +173,7 @@ class AsyncLLM:
         Raises `ModelSourceError` or `ConfigurationError` if the model cannot be served.
         """
         files = resolve_model(options)
-        config = load_model_config(files)
+        config = load_model_config(files, options.model)
         tokenizer = load_tokenizer(resolve_tokenizer(options, files))
         llm = cls(options, files, config, tokenizer, observer or EngineObserver(), step_timeout)
         for index, (path, beat) in enumerate(zip(socket_paths, heartbeat_paths, strict=True)):

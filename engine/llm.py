@@ -74,7 +74,7 @@ class LLM:
 
     def _load(self, stage: Callable[[str], None]) -> None:
         files = resolve_model(self.options, download_progress(stage))
-        self.config = load_model_config(files)
+        self.config = load_model_config(files, self.options.model)
         self.tokenizer = load_tokenizer(resolve_tokenizer(self.options, files))
         self.max_model_len = context_length(self.config, self.options.model.max_model_len)
         self.processor = Processor(

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, Literal
 
 from pagelet.engine.errors import ConfigurationError
+from pagelet.protocol.pooling import PoolingType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,16 @@ class MoEConfig:
     """Whether the chosen experts' weights are rescaled to sum to 1."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that keep a dense MLP."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolingConfig:
+    """What a model that does not generate is for, and how a prompt's states become one vector."""
+
+    task: Literal["embed", "score"]
+    pooling: PoolingType = "last"
+    score_tokens: tuple[str, str] | None = None
+    """Of a generating model that scores: how it says no, and yes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +79,12 @@ class ModelConfig:
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    head: Literal["lm", "none", "score"] = "lm"
+    """What follows the last layer: the language-model head; nothing, for embeddings; or a linear
+    layer to `num_labels` scores, as of transformers' `...ForSequenceClassification`."""
+    num_labels: int = 0
+    pooling: PoolingConfig | None = None
+    """Set for a model that embeds or scores in place of generating."""
     generation_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Sampling defaults of generation_config.json: temperature, top_p, top_k, ..."""
 

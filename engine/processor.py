@@ -20,6 +20,7 @@ from pagelet.engine.source import ModelFiles
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.text.chat_template import ChatTemplate
 from pagelet.text.prompts import PromptEncoder
@@ -30,6 +31,10 @@ __all__ = ["Processor", "RequestedSampling"]
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 _PRIORITY: Final = (-(2**31), 2**31 - 1)
 _SEED_BITS: Final = 63
+_ENDPOINTS: Final = {
+    "embed": "/v1/embeddings, /v1/score and /v1/rerank",
+    "score": "/v1/score and /v1/rerank",
+}
 
 
 class Processor:
@@ -55,6 +60,11 @@ class Processor:
             num_token_ids=min(config.vocab_size, tokenizer.max_token_id + 1),
             max_model_len=max_model_len,
         )
+        self.pooling = config.pooling
+        self._score_token_ids = [
+            _score_token_id(tokenizer, token)
+            for token in (config.pooling and config.pooling.score_tokens) or ()
+        ]
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = [
             token_id
@@ -99,6 +109,11 @@ class Processor:
         """
         prompt = truncated(prompt_token_ids, sampling.truncate_prompt_tokens)
         room = self._check_prompt(prompt, sampling.max_tokens)
+        if self.pooling is not None:
+            raise InvalidRequest(
+                f"this model does not generate: it {self.pooling.task}s texts, at "
+                f"{_ENDPOINTS[self.pooling.task]}"
+            )
         params = self._sampling.build(sampling, room)
         if not _PRIORITY[0] <= priority <= _PRIORITY[1]:
             raise InvalidRequest("priority must fit in 32 bits (signed)", "priority")
@@ -125,6 +140,48 @@ class Processor:
             if answer.begun:
                 request.params.prompt_logprobs = None  # they were passed on
         return requests
+
+    def process_pooled(
+        self,
+        prompt: list[int],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        shared_prefix_tokens: int = 0,
+        arrival_time: float = 0.0,
+    ) -> EngineCoreRequest:
+        """The engine request for a prompt's vector, its `request_id` still to be given. Raises
+        InvalidRequest."""
+        if self.pooling is None:
+            raise InvalidRequest(
+                "this model generates and gives no vectors or scores: send texts to a server that "
+                "was started with a model for that (or with --task embed)"
+            )
+        if not prompt:
+            raise InvalidRequest("the input is empty: give at least one token", "input")
+        if (excess := len(prompt) - self.prompts.max_model_len) > 0:
+            raise InvalidRequest(
+                f"the input has {len(prompt)} tokens, but this model's context length is "
+                f"{self.prompts.max_model_len}: shorten it by {excess}, or give "
+                "truncate_prompt_tokens",
+                "input",
+                "context_length_exceeded",
+            )
+        self.prompts.check_token_ids("input", prompt)
+        if cache_salt is not None:
+            _check_cache_salt(cache_salt)
+        return EngineCoreRequest(
+            request_id=0,
+            external_id=request_id,
+            prompt_token_ids=prompt,
+            params=SamplingParams(detokenize=False),
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            shared_prefix_tokens=shared_prefix_tokens,
+            pooling=PoolingParams(self.pooling.pooling, self._score_token_ids),
+        )
 
     def _check_so_far(self, so_far: Sequence[AnswerSoFar], params: SamplingParams) -> None:
         assert params.max_tokens is not None
@@ -196,6 +253,19 @@ def _template_source(tokenizer: Tokenizer, path: str | None) -> str | None:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"chat template {path}: cannot be read: {error}") from error
+
+
+def _score_token_id(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_id(token)
+    if token_id is None:
+        spelled = tokenizer.encode(token, add_special_tokens=False)
+        if len(spelled) != 1:
+            raise ConfigurationError(
+                f"--score-tokens: {token!r} is {len(spelled)} tokens of this model's vocabulary: "
+                "give two words that are one token each"
+            )
+        token_id = spelled[0]
+    return token_id
 
 
 def _child_seed(seed: int | None, index: int) -> int:

@@ -7,6 +7,7 @@ request and needs no other message. Both are msgpack-encodable, since workers ma
 import msgspec
 
 from pagelet.protocol.engine import TokenLogprobs
+from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
 
@@ -21,6 +22,8 @@ class NewRequestData(msgspec.Struct, array_like=True):
     eos_token_ids: list[int]
     block_ids: list[list[int]]
     """Block table of each KV group."""
+    pooling: PoolingParams | None = None
+    """Where the last known token's step brings a vector in place of a sampled token."""
 
 
 class ScheduledRequest(msgspec.Struct, array_like=True):
@@ -72,6 +75,8 @@ class SampledToken(msgspec.Struct, array_like=True):
     """Logprobs of the prompt tokens that follow the computed ones (position p predicts p + 1)."""
     error: str | None = None
     """Why this request cannot go on, such as logits that are not numbers; others do."""
+    pooled: bytes | None = None
+    """The vector of a request that asked for one, float32."""
 
 
 class RunnerOutput(msgspec.Struct, array_like=True):

@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pagelet.protocol.pooling import PoolingType
+
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+Task = Literal["auto", "generate", "embed", "score"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -36,6 +39,13 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights, for speed tests of an architecture without its checkpoint."""
+    task: Task = "auto"
+    """auto: embed for a model of sentence-transformers or one without a head, score for one that
+    classifies sequences, and generate otherwise."""
+    pooling: PoolingType | None = None
+    """Which states become a prompt's vector. Default: what the model was made for, else last."""
+    score_tokens: list[str] = []
+    """Two tokens, how a generating model says no and yes: it then scores."""
 
 
 class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

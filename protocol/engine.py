@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.protocol.structured import StructuredOutput
 
@@ -36,6 +37,8 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="a
     after them as after a preemption. Not yet as many as `max_tokens`, and none ends the request."""
     structured: StructuredOutput | None = None
     """What the answer must match."""
+    pooling: PoolingParams | None = None
+    """Nothing is generated: the prompt's vector is asked for."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort"):
@@ -87,6 +90,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """Whether the request itself is the reason of the error, so that it would fail again."""
     ends_in_text: bool = False
     """Whether a grammar was complete: the last token is text then, and no token that stops."""
+    pooled: bytes | None = None
+    """The prompt's vector, float32, if `pooling` asked for one."""
 
 
 class BlockResidency(msgspec.Struct, array_like=True):

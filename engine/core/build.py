@@ -24,7 +24,7 @@ def build_core(
     """
     try:
         files = resolve_model(options, download_progress(stage))
-        config = load_model_config(files)
+        config = load_model_config(files, options.model)
         num_real_tokens = _num_real_tokens(options, files)
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error

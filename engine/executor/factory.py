@@ -24,6 +24,8 @@ def make_executor(
     it. Raises `ConfigurationError` or `ExecutorFailed`.
     """
     if options.runner == "simulated":
+        if config.pooling is not None:
+            raise ConfigurationError("--runner simulated only generates: give --task generate")
         from pagelet.engine.runner.simulated import SimulatedExecutor
 
         windows = [config.window(layer) for layer in range(config.num_layers)]

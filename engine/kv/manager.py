@@ -49,7 +49,7 @@ class KVCacheManager:
         """The longest cached prefix of whole blocks, always short of the last token, since at least
         one token must be computed to have logits."""
         empty = PrefixHit([[] for _ in self._windows], 0)
-        if not self.enable_prefix_caching or request.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or request.needs_every_state:
             return empty
         request.update_hashes(self.block_size)
         hashes = request.block_hashes[: (len(request.token_ids) - 1) // self.block_size]

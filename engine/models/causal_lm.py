@@ -9,6 +9,7 @@ import torch
 
 from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from pagelet.engine.layers.linear import ReplicatedLinear
 from pagelet.engine.layers.linear_weight import LinearWeight
 from pagelet.engine.layers.norm import RMSNorm
 from pagelet.engine.layers.placement import Placement, Weight, Weights
@@ -50,8 +51,13 @@ class CausalLM(abc.ABC):
         self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, placement)
         self.layers = [self.make_layer(layer) for layer in range(config.num_layers)]
         self.norm = RMSNorm(hidden_size, config.rms_norm_eps, config.norm_plus_one, placement)
-        tied_to = self.embed_tokens if config.tie_word_embeddings else None
-        self.lm_head = ParallelLMHead(vocab_size, hidden_size, placement, tied_to)
+        self.lm_head: ParallelLMHead | None = None
+        if config.head == "lm":
+            tied_to = self.embed_tokens if config.tie_word_embeddings else None
+            self.lm_head = ParallelLMHead(vocab_size, hidden_size, placement, tied_to)
+        self.score: ReplicatedLinear | None = None
+        if config.head == "score":
+            self.score = ReplicatedLinear(hidden_size, config.num_labels, placement)
         head_dim, max_position = config.head_dim, config.max_position_embeddings
         self.rope = RotaryEmbedding(head_dim, config.rope, max_position, placement)
         self.local_rope: RotaryEmbedding | None = None
@@ -104,6 +110,7 @@ class CausalLM(abc.ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], complete
         on every rank, in float32 (float64 for a float64 model)."""
+        assert self.lm_head is not None, "this model does not generate"
         logits = self.lm_head(hidden).to(accumulation_dtype(hidden.dtype))
         if (cap := self.config.final_logit_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
@@ -116,8 +123,11 @@ class CausalLM(abc.ABC):
         for layer, decoder_layer in enumerate(self.layers):
             yield from decoder_layer.weights(f"model.layers.{layer}")
         yield from self.norm.weights("model.norm")
-        tied = self.config.tie_word_embeddings
-        yield from self.lm_head.weights("model.embed_tokens" if tied else "lm_head")
+        if self.lm_head is not None:
+            tied = self.config.tie_word_embeddings
+            yield from self.lm_head.weights("model.embed_tokens" if tied else "lm_head")
+        if self.score is not None:
+            yield from self.score.weights("score")
 
     @property
     def weight_bytes(self) -> int:
@@ -150,8 +160,10 @@ class CausalLM(abc.ABC):
         unexpected = []
         for name, tensor in tensors:
             if name not in wanted:
-                # A tied head is the embedding; some checkpoints store it twice.
-                if not (name == "lm_head.weight" and self.config.tie_word_embeddings):
+                # A tied head is the embedding; some checkpoints store it twice. A model that does
+                # not generate needs none.
+                needless = self.lm_head is None or self.config.tie_word_embeddings
+                if not (name == "lm_head.weight" and needless):
                     unexpected.append(name)
                 continue
             shape = wanted[name][0].shape

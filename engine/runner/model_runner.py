@@ -38,6 +38,7 @@ from pagelet.engine.runner.memory import (
     kv_layout,
     read_device_memory,
 )
+from pagelet.engine.runner.pooling import pool_states
 from pagelet.engine.runner.prompt_logprobs import prompt_logprobs
 from pagelet.engine.runner.results import LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
@@ -169,6 +170,10 @@ class ModelRunner:
         inputs = build_inputs(plan, self._rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
+        pooled = {}
+        if self._rows.pooling:
+            pooled = pool_states(hidden, inputs, self._rows, self._finish_pooled)
+            inputs.samples[list(pooled)] = False  # they end with a vector in place of a token
         sampling = np.flatnonzero(inputs.samples)
         sampled = None
         if len(sampling):
@@ -177,7 +182,7 @@ class ModelRunner:
                 assert masks is not None
                 masked = masked_rows(np.searchsorted(sampling, plan.constrained), masks)
             sampled = self._sample(hidden, inputs, sampling, masked)
-        return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, self._copies)
+        return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies)
 
     def _sample(
         self,
@@ -197,6 +202,12 @@ class ModelRunner:
 
     def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return raw_logits(self._model.compute_logits(hidden), self._num_tokens)
+
+    def _finish_pooled(self, state: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
+        """A pooled state's vector: its scores, its logits of these tokens, or itself."""
+        if self._model.score is not None:
+            return self._model.score(state)
+        return self._compute_logits(state)[:, token_ids] if token_ids else state
 
 
 def _load_model(

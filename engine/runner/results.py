@@ -4,7 +4,7 @@ A step is launched: its operations are queued, and its results are copied to the
 their own. Whoever wants them waits for that copy alone, while the next step is queued behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
 _BROKEN = (
     "the model's logits for this request are not finite numbers, or it allows none of the tokens"
 )
+_BROKEN_VECTOR = "the model's vector for this request is not of finite numbers"
 
 
 class HostCopies(Protocol):
@@ -86,6 +87,7 @@ class LaunchedStep:
         sampling: Sequence[int],
         sampled: Sampled | None,
         of_prompts: PromptLogprobs,
+        pooled: Mapping[int, torch.Tensor],
         copies: HostCopies,
     ) -> None:
         """`sampling` are the requests that `sampled` is of, by index in the plan."""
@@ -93,6 +95,7 @@ class LaunchedStep:
         self._sampling = sampling
         self._sampled = sampled
         self._of_prompts = of_prompts
+        self._pooled = pooled
         self.asynchronous = copies.asynchronous
         """Whether `result` waits for a device."""
         tensors: list[torch.Tensor] = []
@@ -102,6 +105,7 @@ class LaunchedStep:
                 tensors += sampled.logprobs.tensors
         for chunk in of_prompts.chunks:
             tensors += [*chunk.rows.tensors, chunk.broken]
+        tensors += pooled.values()
         self._wait = copies.begin(tensors)
 
     def result(self) -> RunnerOutput:
@@ -130,4 +134,9 @@ class LaunchedStep:
                     results[index] = SampledToken(result.request_id, [], error=_BROKEN)
                 elif result.prompt_logprobs is not None:
                     result.prompt_logprobs.append(entry)
+        for index, vector in zip(self._pooled, copies, strict=True):
+            if vector.isfinite().all():
+                results[index].pooled = vector.numpy().tobytes()
+            else:
+                results[index].error = _BROKEN_VECTOR
         return RunnerOutput(self._plan.step, results)

@@ -15,6 +15,7 @@ import torch
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.step import NewRequestData, SchedulerOutput
+from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
@@ -68,6 +69,10 @@ class RequestRows:
         """Sequences of tokens that must not be completed, of the rows that have any."""
         self.end_token_ids: dict[int, IntArray] = {}
         """Tokens that may not come before min_tokens are out, of the rows that have it."""
+        self.pooling: dict[int, PoolingParams] = {}
+        """Of the rows that ask for a vector and no token."""
+        self.pooled: dict[int, torch.Tensor] = {}
+        """What earlier chunks of their prompts add to it."""
         self._num_blocks = np.zeros((len(layout.groups), max_num_seqs), np.int64)
         self._row_of: dict[int, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -102,6 +107,8 @@ class RequestRows:
         self.allowed_tokens.pop(row, None)
         self.bad_words.pop(row, None)
         self.end_token_ids.pop(row, None)
+        self.pooling.pop(row, None)
+        self.pooled.pop(row, None)
         self._free.append(row)
 
     def _add(self, data: NewRequestData) -> None:
@@ -121,6 +128,8 @@ class RequestRows:
         if data.params.min_tokens > 0:
             ends = {*data.eos_token_ids, *data.params.stop_token_ids}
             self.end_token_ids[row] = np.array(sorted(ends), np.int64)
+        if data.pooling is not None:
+            self.pooling[row] = data.pooling
         self._num_blocks[:, row] = 0
         self._append_blocks(row, data.block_ids)
 

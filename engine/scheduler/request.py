@@ -44,6 +44,7 @@ class Request:
         "num_resumed_tokens",
         "order",
         "params",
+        "pooling",
         "priority",
         "prompt_logprobs",
         "request_id",
@@ -65,6 +66,10 @@ class Request:
         """Generated elsewhere, before the request came here."""
         limit = max_model_len if core.params.max_tokens is None else core.params.max_tokens
         self.max_total_tokens = min(self.num_prompt_tokens + limit, max_model_len)
+        self.pooling = core.pooling
+        """Set where nothing is generated: the request ends with its prompt."""
+        if self.pooling is not None:
+            self.max_total_tokens = self.num_prompt_tokens + 1
         self.eos_token_ids = frozenset(() if core.params.ignore_eos else core.eos_token_ids)
         self.stop_token_ids = frozenset(core.params.stop_token_ids)
         self.constraint: ConstrainedAnswer | None = None
@@ -102,6 +107,14 @@ class Request:
     def num_generated_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def needs_every_state(self) -> bool:
+        """Whether the whole prompt must be computed, also where its blocks are cached."""
+        pooling = self.pooling
+        return self.prompt_logprobs is not None or (
+            pooling is not None and pooling.pooling != "last"
+        )
 
     @property
     def may_forbid_all(self) -> bool:

@@ -105,9 +105,8 @@ class Scheduler:
         `constraint` is its place in the grammar that its answer must match."""
         request = Request(core, self.max_model_len, self.kv.block_size, self._arrivals)
         self._arrivals += 1
-        needed = self.kv.blocks_needed(
-            request.max_total_tokens, self.options.max_num_batched_tokens
-        )
+        computed = request.max_total_tokens - (request.pooling is not None)
+        needed = self.kv.blocks_needed(computed, self.options.max_num_batched_tokens)
         if needed > self.kv.pool.num_usable:
             return EngineCoreOutput(
                 core.request_id,
@@ -314,6 +313,7 @@ class Scheduler:
                     request.params,
                     sorted(request.eos_token_ids),
                     [[block.block_id for block in blocks] for blocks in request.blocks],
+                    request.pooling,
                 )
             )
             self._put(step, request, entry, is_prompt=True)
@@ -323,7 +323,7 @@ class Scheduler:
 
     def _next_block(self, request: Request, num_cached: int) -> bytes | None:
         """The hash of the first block that the cache lacks, if it could be shared."""
-        if not self.kv.enable_prefix_caching or request.prompt_logprobs is not None:
+        if not self.kv.enable_prefix_caching or request.needs_every_state:
             return None
         index = num_cached // self.kv.block_size
         sharable = (len(request.token_ids) - 1) // self.kv.block_size
@@ -405,7 +405,7 @@ class Scheduler:
                 self._finish(request)
                 finished = True
                 continue
-            if sampled.token_ids:
+            if sampled.token_ids or sampled.pooled is not None:
                 output = self._append(request, sampled)
                 outputs.append(output)
                 if confirmed // block_size > request.num_published_blocks:
@@ -426,7 +426,7 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
         accepted: list[int] = []
-        reason: FinishReason | None = None
+        reason: FinishReason | None = None if sampled.pooled is None else "stop"
         stop_reason: int | None = None
         ends_in_text = False
         for token in sampled.token_ids:
@@ -453,6 +453,7 @@ class Scheduler:
             stop_reason,
             sampled.logprobs,
             ends_in_text=ends_in_text,
+            pooled=sampled.pooled,
         )
         if request.num_generated_tokens - request.num_resumed_tokens == len(accepted):
             output.num_cached_tokens = request.num_cached_tokens

@@ -76,7 +76,9 @@ def main() -> None:
     try:
         files = resolve_model(launch.options)
         tokenizer = load_tokenizer(resolve_tokenizer(launch.options, files))
-        compiler = Compiler(make_vocabulary(load_model_config(files), tokenizer))
+        compiler = Compiler(
+            make_vocabulary(load_model_config(files, launch.options.model), tokenizer)
+        )
     except ModelSourceError as error:
         link.fail(str(error))
     compiler.backend("llguidance")

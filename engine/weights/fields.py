@@ -1,7 +1,7 @@
 """Typed access to the fields of a checkpoint's configuration, with errors that name the field."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pagelet.protocol.errors import ModelSourceError
@@ -23,6 +23,10 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         """Whether the key is there with a value other than null."""
         return self._values.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys."""
+        return iter(self._values)
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self._values.get(key)

@@ -95,6 +95,10 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 _MULTIMODAL_GEMMA3: Final = "Gemma3ForConditionalGeneration"
+_OTHER_HEADS: Final[dict[str, Literal["none", "score"]]] = {
+    "Model": "none",
+    "ForSequenceClassification": "score",
+}
 _BY_MODEL_TYPE: Final = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -127,7 +131,7 @@ def model_config_from_hf(
 ) -> ModelConfig:
     """Reads the two files' contents. Raises ModelSourceError for an architecture, an activation or
     a quantisation that there is no code for, and for fields of the wrong type."""
-    architecture = _architecture(config)
+    architecture, head = _architecture(config)
     quantization = config.get("quantization_config")
     if architecture == _MULTIMODAL_GEMMA3:
         # The language model alone: what it says about itself, under what is said about the whole.
@@ -188,6 +192,8 @@ def model_config_from_hf(
         embedding_scale=hidden_size**0.5 if gemma else None,
         norm_plus_one=gemma,
         moe=_moe(architecture, fields, num_layers),
+        head=head,
+        num_labels=_num_labels(config) if head == "score" else 0,
         checkpoint_dtype=_dtype(config),
         eos_token_ids=tuple(dict.fromkeys(eos)) or fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id", minimum=0),
@@ -197,7 +203,8 @@ def model_config_from_hf(
     )
 
 
-def _architecture(config: dict[str, Any]) -> str:
+def _architecture(config: dict[str, Any]) -> tuple[str, Literal["lm", "none", "score"]]:
+    """The name of the model with a language-model head, and which head this checkpoint has."""
     fields = Fields(config, "config.json")
     if "architectures" in fields:
         found = fields.strings("architectures")
@@ -206,8 +213,18 @@ def _architecture(config: dict[str, Any]) -> str:
         found = [_BY_MODEL_TYPE.get(model_type, model_type)]
     for name in found:
         if name in SUPPORTED_ARCHITECTURES or name == _MULTIMODAL_GEMMA3:
-            return name
+            return name, "lm"
+        for suffix, head in _OTHER_HEADS.items():
+            stem = name.removesuffix(suffix).removesuffix("Text")
+            if name.endswith(suffix) and f"{stem}ForCausalLM" in SUPPORTED_ARCHITECTURES:
+                return f"{stem}ForCausalLM", head
     raise unsupported_architecture(", ".join(found))
+
+
+def _num_labels(config: dict[str, Any]) -> int:
+    """As transformers' configuration: from the names of the labels, which are two unless said."""
+    fields = Fields(config, "config.json")
+    return fields.optional_integer("num_labels") or len(fields.mapping("id2label")) or 2
 
 
 def unsupported_architecture(name: str) -> ModelSourceError:
@@ -222,6 +239,8 @@ def _refuse_variants(fields: Fields) -> None:
         raise fields.wrong("mlp_bias", "false (an MLP with biases is not supported)")
     if "use_bidirectional_attention" in fields and fields.boolean("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false (this model embeds text)")
+    if "is_causal" in fields and not fields.boolean("is_causal"):
+        raise fields.wrong("is_causal", "true (a token that sees later ones is not supported)")
     if "partial_rotary_factor" in fields and fields.number("partial_rotary_factor") != 1:
         raise fields.wrong("partial_rotary_factor", "1 (rotating a part is not supported)")
 

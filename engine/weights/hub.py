@@ -17,6 +17,8 @@ _SOURCE: Final = re.compile(
 )
 _TEXT_FILES: Final = [
     "config.json",
+    "modules.json",
+    "1_Pooling/config.json",
     "generation_config.json",
     "chat_template.*",
     "tokenizer*",
@@ -26,8 +28,9 @@ _TEXT_FILES: Final = [
     "merges.txt",
 ]
 _WEIGHT_FILES: Final = ["*.safetensors", "*.safetensors.index.json"]
-# Of a repository's root only; `consolidated` is Mistral's second copy of the same weights.
-_IGNORED: Final = ["*/*", "consolidated*"]
+# Of a repository's root only, but for sentence-transformers' pooling; `consolidated` is Mistral's
+# second copy of the same weights.
+_IGNORED: Final = ["[!1]*/*", "1[!_]*/*", "consolidated*"]
 
 
 def download(

@@ -42,7 +42,7 @@ def iterate_weights(
         for name, tensor, nbytes in stored:
             done += nbytes
             if not (config.tie_word_embeddings and name == "lm_head.weight"):
-                yield name, tensor
+                yield _with_prefix(name, config), tensor
             if progress is not None:
                 progress(done, total)
         finished += path.stat().st_size
@@ -68,6 +68,12 @@ def _shard(path: Path) -> Iterator[tuple[str, StoredTensor, int]]:
                 yield name, tensor, tensor.nbytes
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelSourceError(f"{path}: damaged: {error}; download it again") from error
+
+
+def _with_prefix(name: str, config: ModelConfig) -> str:
+    """A checkpoint that was saved without its head has names without the model's prefix."""
+    bare = config.head == "none" and name.startswith(("layers.", "embed_tokens.", "norm."))
+    return f"model.{name}" if bare else name
 
 
 def _text_model_name(name: str) -> str | None:

@@ -10,13 +10,20 @@ from pagelet.engine.source import ModelFiles
 from pagelet.engine.weights.gguf_config import model_config_from_gguf
 from pagelet.engine.weights.gguf_file import GGUFFile
 from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.engine.weights.pooling_config import with_task
+from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.errors import ModelSourceError
 
 _STORED_DTYPES: Final = {"BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
-def load_model_config(files: ModelFiles) -> ModelConfig:
-    """Raises ModelSourceError where there is no model for the files, or they are damaged."""
+def load_model_config(files: ModelFiles, options: ModelOptions | None = None) -> ModelConfig:
+    """Raises ModelSourceError where there is no model for the files, they are damaged, or the model
+    cannot do what the options ask of it."""
+    return with_task(_own_config(files), files, options or ModelOptions(source=str(files.path)))
+
+
+def _own_config(files: ModelFiles) -> ModelConfig:
     if files.format == "gguf":
         return model_config_from_gguf(GGUFFile(files.path))
     raw, generation = files.config(), files.generation_config()

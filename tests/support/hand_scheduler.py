@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.step import NewRequestData, RunnerOutput, ScheduledRequest, SchedulerOutput
+from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
 
@@ -15,6 +16,7 @@ class _Request:
     num_prompt_tokens: int
     params: SamplingParams
     eos_token_ids: list[int]
+    pooling: PoolingParams | None
     computed: int = 0
     known: int = 0
     """Tokens that exist, those that are still on their way included."""
@@ -39,12 +41,13 @@ class HandScheduler:
         request_id: int,
         prompt: Sequence[int],
         eos_token_ids: Sequence[int] = (),
+        pooling: PoolingParams | None = None,
         **params: object,
     ) -> None:
         """A new request; greedy unless `params` say otherwise."""
         values = {"temperature": 0.0, "seed": 0, **params}
         self.requests[request_id] = _Request(
-            list(prompt), len(prompt), SamplingParams(**values), list(eos_token_ids)
+            list(prompt), len(prompt), SamplingParams(**values), list(eos_token_ids), pooling
         )
         self.requests[request_id].known = len(prompt)
 
@@ -87,6 +90,7 @@ class HandScheduler:
                         request.params,
                         request.eos_token_ids,
                         gained,
+                        request.pooling,
                     )
                 )
             samples = end == request.known
