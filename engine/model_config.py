@@ -43,6 +43,25 @@ class PoolingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightQuantization:
+    """How a safetensors checkpoint stores those matrices that it has quantised; of each it has
+    several tensors, whose names tell the quantised ones from the floats."""
+
+    layout: Literal["scaled", "packed", "gptq", "awq"]
+    """scaled: FP8 or int8 as they are, and scales; packed: integers in int32 words, as
+    compressed-tensors packs them; gptq and awq: as their tools do."""
+    bits: int = 8
+    """Of gptq and awq; packed matrices tell theirs."""
+    group_size: int | None = None
+    """Inputs that share a scale, of gptq and awq; None: all of them."""
+    block_shape: tuple[int, int] | None = None
+    """Outputs and inputs of scaled matrices that share a scale; None: all inputs of an output, or
+    the whole matrix."""
+    zeros_less_one: bool = False
+    """gptq: zero points are stored less one."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """One decoder-only transformer."""
 
@@ -77,6 +96,8 @@ class ModelConfig:
     """RMSNorm multiplies by 1 + weight (Gemma)."""
     moe: MoEConfig | None = None
     checkpoint_dtype: str = "bfloat16"
+    """Of the weights that are not quantised."""
+    quantization: WeightQuantization | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     head: Literal["lm", "none", "score"] = "lm"

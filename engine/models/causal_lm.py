@@ -159,6 +159,8 @@ class CausalLM(abc.ABC):
         missing = set(wanted)
         unexpected = []
         for name, tensor in tensors:
+            if name not in wanted and _is_empty_bias(name, tensor):
+                continue
             if name not in wanted:
                 # A tied head is the embedding; some checkpoints store it twice. A model that does
                 # not generate needs none.
@@ -194,3 +196,8 @@ class CausalLM(abc.ABC):
             digest = hashlib.sha256(f"{seed}:{weight.name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
             weight.load(torch.randn(weight.shape, generator=generator) * 0.02)
+
+
+def _is_empty_bias(name: str, tensor: StoredTensor) -> bool:
+    """A bias of zeros, which GPTQ's tools store for every layer, is none."""
+    return name.endswith(".bias") and isinstance(tensor, torch.Tensor) and not tensor.any()

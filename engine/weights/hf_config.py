@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.weights.fields import MAX_COUNT, Fields
+from pagelet.engine.weights.stored_quantization import read_quantization
 from pagelet.protocol.errors import ModelSourceError
 
 _LLAMA: Final[dict[str, Any]] = {
@@ -132,20 +133,14 @@ def model_config_from_hf(
     """Reads the two files' contents. Raises ModelSourceError for an architecture, an activation or
     a quantisation that there is no code for, and for fields of the wrong type."""
     architecture, head = _architecture(config)
-    quantization = config.get("quantization_config")
+    quantization = read_quantization(config)
     if architecture == _MULTIMODAL_GEMMA3:
         # The language model alone: what it says about itself, under what is said about the whole.
         architecture = "Gemma3ForCausalLM"
         text = Fields(config, "config.json").mapping("text_config")
-        quantization = quantization or text.get("quantization_config")
+        quantization = quantization or read_quantization(text)
         shared = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id")
         config = text | {key: config[key] for key in shared if config.get(key) is not None}
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ModelSourceError(
-            f"config.json: the checkpoint is quantised ({method or 'quantization_config'}), which "
-            "can't be loaded; use the model's unquantised checkpoint, or a GGUF file of it"
-        )
     fields = Fields(_DEFAULTS[architecture] | _with_one_name_for_experts(config), "config.json")
     gemma = architecture == "Gemma3ForCausalLM"
     _refuse_variants(fields)
@@ -195,6 +190,7 @@ def model_config_from_hf(
         head=head,
         num_labels=_num_labels(config) if head == "score" else 0,
         checkpoint_dtype=_dtype(config),
+        quantization=quantization,
         eos_token_ids=tuple(dict.fromkeys(eos)) or fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id", minimum=0),
         generation_defaults={

@@ -1,18 +1,21 @@
 """A checkpoint's weights under Hugging Face's parameter names, whatever it is stored as."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import safetensors
 import torch
 
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
+from pagelet.engine.weights.assemble import Assembly
 from pagelet.engine.weights.dequantize import check_supported, dequantize, is_quantized, view_floats
+from pagelet.engine.weights.ggml_tensor import GGMLTensor
 from pagelet.engine.weights.gguf_file import GGUFError, GGUFFile, GGUFTensor
 from pagelet.engine.weights.gguf_names import hf_name
-from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTensor, as_floats
+from pagelet.engine.weights.quantized_tensor import StoredTensor, as_floats
 from pagelet.protocol.errors import ModelSourceError
 
 _FLOAT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -35,10 +38,13 @@ def iterate_weights(
     """
     paths = files.weight_files()
     total = sum(path.stat().st_size for path in paths)
+    assembly = None
+    if config.quantization is not None:
+        assembly = Assembly(config.quantization, _stored_names(paths))
     finished = 0
     for path in paths:
         done = finished
-        stored = _gguf(path, config) if files.format == "gguf" else _shard(path)
+        stored = _gguf(path, config) if files.format == "gguf" else _shard(path, assembly)
         for name, tensor, nbytes in stored:
             done += nbytes
             if not (config.tie_word_embeddings and name == "lm_head.weight"):
@@ -50,24 +56,42 @@ def iterate_weights(
             progress(finished, total)
 
 
-def _shard(path: Path) -> Iterator[tuple[str, StoredTensor, int]]:
-    """Of a safetensors file: (name, tensor, bytes in the file)."""
+def _shard(path: Path, assembly: Assembly | None) -> Iterator[tuple[str, StoredTensor, int]]:
+    """Of a safetensors file: (name, tensor, bytes in the file). With `assembly`, for a quantised
+    checkpoint, a weight comes when the last of its tensors is read."""
+    with _open(path) as shard:
+        for stored_name in shard.keys():  # noqa: SIM118 (not a mapping)
+            name = _text_model_name(stored_name)
+            if name is None:
+                continue
+            tensor: torch.Tensor = shard.get_tensor(stored_name)
+            whole = (name, tensor) if assembly is None else assembly.add(path, name, tensor)
+            if whole is None:
+                continue
+            name, weight = whole
+            if isinstance(weight, torch.Tensor) and weight.dtype not in _FLOAT_DTYPES:
+                raise ModelSourceError(
+                    f"{path}: {stored_name} is stored as {weight.dtype}, but config.json has no "
+                    "`quantization_config` that says what it means; use an unquantised checkpoint"
+                )
+            yield name, weight, tensor.nbytes
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Maps a safetensors file; a truncated one or one with overlapping tensors is refused."""
     try:
-        # Maps the file; a truncated one or one with overlapping tensors is refused here.
         with safetensors.safe_open(path, framework="pt") as shard:
-            for stored_name in shard.keys():  # noqa: SIM118 (not a mapping)
-                name = _text_model_name(stored_name)
-                if name is None:
-                    continue
-                tensor: torch.Tensor = shard.get_tensor(stored_name)
-                if tensor.dtype not in _FLOAT_DTYPES:
-                    raise ModelSourceError(
-                        f"{path}: {stored_name} is stored as {tensor.dtype}, which can't be "
-                        "loaded; use an unquantised checkpoint"
-                    )
-                yield name, tensor, tensor.nbytes
+            yield shard
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelSourceError(f"{path}: damaged: {error}; download it again") from error
+
+
+def _stored_names(paths: Iterable[Path]) -> Iterator[str]:
+    """Of a text model's tensors."""
+    for path in paths:
+        with _open(path) as shard:
+            yield from filter(None, map(_text_model_name, shard.keys()))
 
 
 def _with_prefix(name: str, config: ModelConfig) -> str:
@@ -129,7 +153,7 @@ def _load(file: GGUFFile, tensor: GGUFTensor, shape: tuple[int, ...], index: int
     if len(shape) != 2:  # a vector, of which there is little to save
         return dequantize(data, tensor.ggml_type, shape, torch.float32)
     rows = torch.from_numpy(data).view(shape[0], -1)
-    return QuantizedTensor(rows, tensor.ggml_type, 0, shape[1])
+    return GGMLTensor(rows, tensor.ggml_type, 0, shape[1])
 
 
 def _as_hugging_face(
@@ -148,8 +172,9 @@ def _as_hugging_face(
                         f"metadata says {num_heads} heads of {config.head_dim}"
                     )
                 order = _halves_order(num_heads, config.head_dim)
-                if isinstance(weight, QuantizedTensor):
+                if isinstance(weight, GGMLTensor):
                     return weight.reorder_rows(order)
+                assert isinstance(weight, torch.Tensor)
                 return weight[order]
     return weight
 

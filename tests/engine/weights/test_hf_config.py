@@ -14,6 +14,7 @@ from pagelet.engine.models.architectures import SUPPORTED_ARCHITECTURES
 from pagelet.engine.weights import hf_config
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from pagelet.protocol.errors import ModelSourceError
+from support.quantized_files import compressed_tensors
 
 CONFIG_CLASSES = {
     "LlamaForCausalLM": transformers.LlamaConfig,
@@ -225,9 +226,29 @@ def test_unknown_architecture_lists_the_supported_ones() -> None:
         assert name in str(error.value)
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\).*GGUF"),
-    ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
+    ({"quantization_config": {"quant_method": "hqq"}}, r"by 'hqq'.*supported are: fp8.*GGUF"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "`bits` is 3, where 4 or 8"),
+    ({"quantization_config": GPTQ | {"group_size": 0}}, "`group_size` is 0"),
+    ({"quantization_config": GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}}, "`dynamic` is"),
+    ({"quantization_config": GPTQ | {"checkpoint_format": "marlin"}}, "gptq or gptq_v2"),
+    ({"quantization_config": AWQ | {"version": "gemv"}}, "`version` is 'gemv', where gemm"),
+    ({"quantization_config": AWQ | {"bits": 8}}, "`bits` is 8, where 4"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}, "block_size"),
+    ({"quantization_config": compressed_tensors("nvfp4-pack-quantized", {})}, "`format` is 'nvfp4"),
+    (
+        {"quantization_config": compressed_tensors("pack-quantized", {"num_bits": 3})},
+        r"group_0.weights`: `num_bits` is 3",
+    ),
+    (
+        {
+            "quantization_config": compressed_tensors("pack-quantized", {"num_bits": 4})
+            | {"sparsity_config": {"format": "sparse-24-bitmask"}}
+        },
+        "sparsity_config`: `format`",
+    ),
     ({"mlp_bias": True}, "`mlp_bias`"),
     ({"hidden_act": "relu"}, "`hidden_act` is 'relu'"),
     ({"hidden_size": "big"}, "`hidden_size` is 'big', where an integer"),
