@@ -87,7 +87,18 @@ class ParallelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How many processes serve the model."""
 
     tensor_parallel_size: PositiveInt = 1
+    """Ranks that hold a part of each layer."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Stages of such ranks, with a part of the layers each; as many steps are in flight."""
     data_parallel_size: PositiveInt = 1
+    """Copies of the model, each with an engine core of its own."""
+    enable_expert_parallel: bool = False
+    """Divide the experts over the tensor-parallel ranks, in place of each expert."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class CpuOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

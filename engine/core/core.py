@@ -54,7 +54,7 @@ class EngineCore:
     """One engine without any I/O of its own: requests go in, `step` brings outputs.
 
     With asynchronous scheduling two steps are in flight, so that the executor starts the next one
-    while this thread still handles the results of the last.
+    while this thread still handles the results of the last; with a pipeline one for each stage.
     """
 
     def __init__(
@@ -81,9 +81,13 @@ class EngineCore:
             target = _CPU_STEP_SECONDS
         self.max_step_seconds = target
         self._budget = StepBudget(scheduler.max_num_batched_tokens, target)
-        self.scheduler = Scheduler(scheduler, self.kv, max_model_len, self._budget)
+        self._stages = options.parallel.pipeline_parallel_size if scheduler.async_scheduling else 1
+        self.scheduler = Scheduler(
+            scheduler, self.kv, max_model_len, self._budget, num_stages=self._stages
+        )
         self.max_model_len = max_model_len
-        self._depth = _STEPS_IN_FLIGHT if scheduler.async_scheduling else 1
+        depth = max(_STEPS_IN_FLIGHT, self._stages)
+        self._depth = depth if scheduler.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._last_ended = 0.0
         self._speed = MeasuredSpeed()
@@ -176,14 +180,15 @@ class EngineCore:
             if plan is None:
                 return
             self._in_flight.append(_InFlight(plan, self.executor))
-            if len(self._in_flight) == 1:
-                self._give_masks()
+            # A pipeline's steps draw for requests of which no token is on its way.
+            if len(self._in_flight) == 1 or self._stages > 1:
+                self._give_masks(self._in_flight[-1])
 
-    def _give_masks(self) -> None:
-        """Tells the oldest step in flight which tokens it may draw, as those before it are done."""
-        if not self._in_flight or (masks := self._in_flight[0].masks) is None:
+    def _give_masks(self, step: _InFlight) -> None:
+        """Tells a step which tokens it may draw, as all tokens that it builds upon are known."""
+        if (masks := step.masks) is None or masks.done():
             return
-        allowed, stuck = self._constrained.masks(self._in_flight[0].plan, self.scheduler.requests)
+        allowed, stuck = self._constrained.masks(step.plan, self.scheduler.requests)
         masks.set_result(allowed)
         for request in stuck:
             assert request.constraint is not None
@@ -202,7 +207,8 @@ class EngineCore:
             self._in_flight.popleft()
             self._observe(step)
             outputs += self.scheduler.update(step.plan, result)
-            self._give_masks()
+            if self._in_flight:
+                self._give_masks(self._in_flight[0])
             num_tokens = step.plan.num_tokens
         stats = self._take_stats()
         stats.num_scheduled_tokens = num_tokens

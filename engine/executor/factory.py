@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
+from pagelet.engine.layers.pipeline import check_pipeline
 from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
@@ -19,8 +20,8 @@ def make_executor(
     stage: Callable[[str], None] = lambda text: None,
     num_real_tokens: int | None = None,
 ) -> Executor:
-    """Loads the model in this process, or in one worker a tensor-parallel rank; `stage` is told
-    how far it is. `num_real_tokens` is the tokenizer's size, where the vocabulary is padded beyond
+    """Loads the model in this process, or in one worker a rank; `stage` is told how far it is.
+    `num_real_tokens` is the tokenizer's size, where the vocabulary is padded beyond
     it. Raises `ConfigurationError` or `ExecutorFailed`.
     """
     if options.runner == "simulated":
@@ -32,9 +33,15 @@ def make_executor(
         asked = options.cache.num_blocks
         blocks = {} if asked is None else {"num_blocks": asked}
         return SimulatedExecutor(options.simulated, config.vocab_size, windows, **blocks)
-    if options.parallel.tensor_parallel_size > 1:
+    parallel = options.parallel
+    if parallel.num_ranks > 1 or parallel.enable_expert_parallel:
         try:
-            check_tensor_parallel(config, options.parallel.tensor_parallel_size)
+            check_tensor_parallel(
+                config,
+                parallel.tensor_parallel_size,
+                expert_parallel=parallel.enable_expert_parallel,
+            )
+            check_pipeline(config, parallel.pipeline_parallel_size)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         from pagelet.engine.executor.multiproc import MultiprocExecutor

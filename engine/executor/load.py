@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.layers.context import ALONE, Ranks
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.source import ModelFiles
@@ -19,7 +19,8 @@ def load_runner(
     max_model_len: int,
     stage: Callable[[str], None],
     num_real_tokens: int | None = None,
-    tp: TensorParallel = SINGLE,
+    device_index: int = 0,
+    ranks: Ranks = ALONE,
 ) -> ModelRunner:
     """Loads the model, telling `stage` how far it is. Raises `ConfigurationError`."""
 
@@ -33,7 +34,8 @@ def load_runner(
             config,
             None if dummy else iterate_weights(files, config, progress),
             max_model_len,
-            tp=tp,
+            device_index=device_index,
+            ranks=ranks,
             num_real_tokens=num_real_tokens,
             stage=stage,
         )

@@ -19,11 +19,19 @@ from pagelet.engine.errors import ConfigurationError, ExecutorFailed
 from pagelet.engine.executor.messages import (
     FromWorker,
     StepResult,
+    ToWorker,
+    WorkerBeat,
     WorkerFailed,
     WorkerLaunch,
+    WorkerMasks,
     WorkerReady,
     WorkerStage,
+    WorkerStep,
+    WorkerTokens,
 )
+from pagelet.engine.executor.numa import cpus_of_ranks
+from pagelet.engine.executor.topology import make_places
+from pagelet.engine.executor.watch import BEAT_SECONDS, RankWatch, is_stopped
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.source import ModelFiles
 from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
@@ -37,10 +45,11 @@ _EXIT_SECONDS = 0.5
 
 
 class MultiprocExecutor:
-    """Implements `Executor` with `tensor_parallel_size` workers.
+    """Implements `Executor` with a worker a rank: `tensor_parallel_size` in each of
+    `pipeline_parallel_size` stages.
 
-    A worker that ends or raises takes the others with it: what they still had in common is gone.
-    All futures then fail with `ExecutorFailed`, which names the rank and how it ended.
+    A worker that ends, raises or hangs takes the others with it: what they still had in common is
+    gone. All futures then fail with `ExecutorFailed`, which names the rank and what became of it.
     """
 
     def __init__(
@@ -56,16 +65,21 @@ class MultiprocExecutor:
         that lives as long as the executor. Raises `ConfigurationError` or `ExecutorFailed`."""
         self._stage = stage
         self._lock = threading.Lock()
-        self._pending: deque[Future[RunnerOutput]] = deque()
+        self._send_lock = threading.Lock()
+        self._pending: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
         self._error: Exception | None = None
+        self._closed = threading.Event()
         self._workers: list[ChildProcess] = []
         self._sockets: list[socket.socket] = []
-        self._readers: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self._folder = Path(tempfile.mkdtemp(prefix="pagelet-ranks-"))
-        size = options.parallel.tensor_parallel_size
-        self._ready: list[Future[WorkerReady]] = [Future() for _ in range(size)]
+        self._places = make_places(options.parallel)
+        self._ready: list[Future[WorkerReady]] = [Future() for _ in self._places]
+        self._watch = RankWatch(self._places, self._is_stopped)
+        cpus = cpus_of_ranks(len(self._places), os.sched_getaffinity(0))
+        num_threads = max(1, len(os.sched_getaffinity(0)) // len(self._places))
         try:
-            for rank in range(size):
+            for place in self._places:
                 self._start_worker(
                     WorkerLaunch(
                         options=options,
@@ -74,18 +88,20 @@ class MultiprocExecutor:
                         model_format=files.format,
                         max_model_len=max_model_len,
                         num_real_tokens=num_real_tokens,
-                        rank=rank,
-                        size=size,
-                        num_threads=max(1, len(os.sched_getaffinity(0)) // size),
-                        rendezvous=str(self._folder / "rendezvous"),
+                        place=place,
+                        device_index=place.rank,
+                        cpus=cpus[place.rank],
+                        num_threads=num_threads,
+                        rendezvous=f"file://{self._folder / 'rendezvous'}",
                         step_fd=-1,
                     )
                 )
+            self._start_thread(self._watch_ranks, "rank-watch")
             ready = [future.result() for future in self._ready]
         except BaseException:
             self.close()
             raise
-        self.info = ready[0].info
+        self.info = ready[-1].info
         self.layout = ready[0].layout
         self.num_blocks = ready[0].num_blocks
 
@@ -97,37 +113,44 @@ class MultiprocExecutor:
     def execute(
         self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
     ) -> Future[RunnerOutput]:
-        """See `Executor`. Masks are the next frame after their plan: no later plan is sent before
+        """See `Executor`. Masks are the next message after their plan: no later plan is sent before
         the step that they wait for has ended."""
         future: Future[RunnerOutput] = Future()
         with self._lock:
             if self._error is not None:
                 future.set_exception(self._error)
                 return future
-            self._pending.append(future)
-        self._send(plan)
+            self._pending.append((plan, future))
+        self._send(WorkerStep(plan))
         if masks is not None:
             masks.add_done_callback(self._send_masks)
         return future
 
-    def _send(self, message: SchedulerOutput | TokenMasks) -> None:
+    def _send(self, message: ToWorker) -> None:
+        """To those ranks that it is for."""
         frame = encode_frame(message)
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):  # the rank is gone, as its reader finds out
-                sock.sendall(frame)
+        with self._send_lock:
+            for place, sock in zip(self._places, self._sockets, strict=True):
+                if isinstance(message, WorkerMasks) and not place.is_last_stage:
+                    continue
+                if isinstance(message, WorkerTokens) and place.is_last_stage:
+                    continue
+                with contextlib.suppress(OSError):  # the rank is gone, as its reader finds out
+                    sock.sendall(frame)
 
     def _send_masks(self, masks: Future[TokenMasks]) -> None:
         if not masks.cancelled():
-            self._send(masks.result())
+            self._send(WorkerMasks(masks.result()))
 
     def close(self) -> None:
         """See `Executor`. Nothing in a worker needs saving, so it is killed."""
+        self._closed.set()
         self._fail(ExecutorFailed("the executor was closed"))
         for worker in self._workers:
             worker.wait()
             worker.close()
-        for reader in self._readers:
-            reader.join()
+        for thread in self._threads:
+            thread.join()
         for sock in self._sockets:
             sock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -141,11 +164,24 @@ class MultiprocExecutor:
                 ["-m", "pagelet.engine.executor.worker"], launch, pass_fds=[launch.step_fd]
             )
         self._workers.append(worker)
-        reader = threading.Thread(
-            target=self._read, args=(launch.rank,), name=f"rank-{launch.rank}", daemon=True
-        )
-        self._readers.append(reader)
-        reader.start()
+        rank = launch.place.rank
+        self._start_thread(lambda: self._read(rank), f"rank-{rank}")
+
+    def _start_thread(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _is_stopped(self, rank: int) -> bool:
+        return is_stopped(self._workers[rank].pid)
+
+    def _watch_ranks(self) -> None:
+        """A thread that looks for ranks that hang."""
+        while not self._closed.wait(BEAT_SECONDS):
+            with self._lock:
+                fault = None if self._error is not None else self._watch.fault()
+            if fault is not None:
+                self._fail(ExecutorFailed(fault))
 
     def _read(self, rank: int) -> None:
         """A thread a rank: what it says, until its socket ends."""
@@ -154,46 +190,70 @@ class MultiprocExecutor:
         try:
             while True:
                 match recv_frame(sock, decoder):
+                    case WorkerBeat(state, changes):
+                        with self._lock:
+                            self._watch.beat(rank, state, changes)
                     case WorkerStage(text):
                         if rank == 0:
                             self._stage(text)
                     case WorkerReady() as ready:
                         self._ready[rank].set_result(ready)
                     case StepResult(output):
-                        with self._lock:
-                            future = self._pending.popleft()
-                        future.set_result(output)
+                        self._take_result(output)
                     case WorkerFailed(error):
                         self._fail(self._find_cause(rank, error))
                         return
         except (OSError, EOFError, ValueError):
             self._fail(self._find_cause(rank, None))
 
+    def _take_result(self, output: RunnerOutput) -> None:
+        with self._lock:
+            if not self._pending:  # all that was waited for has failed
+                return
+            plan, future = self._pending.popleft()
+        if self._places[-1].pp_size > 1:
+            # Before the result is known here, hence before any plan that builds upon it.
+            self._send(_drawn_tokens(plan, output))
+        with contextlib.suppress(InvalidStateError):  # it failed meanwhile
+            future.set_result(output)
+
     def _find_cause(self, rank: int, last_words: str | None) -> Exception:
         """Why a rank ended. One that is killed makes the others raise: then it is the cause."""
         ended = self._workers[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
             ended.wait(_EXIT_SECONDS)
-        for other, worker in enumerate(self._workers):
+        for other, worker in zip(self._places, self._workers, strict=False):
             if (code := worker.poll()) is not None and code < 0:
-                return ExecutorFailed(f"rank {other} ended with {describe_exit(code)}")
+                return ExecutorFailed(f"{other} ended with {describe_exit(code)}")
         if ended.failure is not None:
             return ConfigurationError(ended.failure)
+        place = self._places[rank]
         if last_words is not None:
-            return ExecutorFailed(f"rank {rank} failed: {last_words}")
+            return ExecutorFailed(f"{place} failed: {last_words}")
         if ended.returncode is None:
-            return ExecutorFailed(f"rank {rank} closed its connection")
-        return ExecutorFailed(f"rank {rank} ended with {describe_exit(ended.returncode)}")
+            return ExecutorFailed(f"{place} closed its connection")
+        return ExecutorFailed(f"{place} ended with {describe_exit(ended.returncode)}")
 
     def _fail(self, error: Exception) -> None:
         """Ends all workers; everything waited for fails with the first error."""
         with self._lock:
             if self._error is None:
                 self._error = error
-            waiting: list[Future[Any]] = [*self._pending, *self._ready]
+            waiting: list[Future[Any]] = [*(future for _, future in self._pending), *self._ready]
             self._pending.clear()
         for worker in self._workers:
             worker.kill_group()
         for future in waiting:
             with contextlib.suppress(InvalidStateError):  # it was done already
                 future.set_exception(self._error)
+
+
+def _drawn_tokens(plan: SchedulerOutput, output: RunnerOutput) -> WorkerTokens:
+    """What the stages before the last need of a step's results."""
+    tokens = WorkerTokens([], [], [])
+    for entry, sampled in zip(plan.scheduled, output.sampled, strict=True):
+        if sampled.token_ids:
+            tokens.request_ids.append(entry.request_id)
+            tokens.positions.append(entry.num_computed_tokens + entry.num_tokens)
+            tokens.token_ids.append(sampled.token_ids)
+    return tokens

@@ -1,7 +1,8 @@
-"""One tensor-parallel rank as a process: `python -m pagelet.engine.executor.worker --config-fd N`.
+"""One rank as a process: `python -m pagelet.engine.executor.worker --config-fd N`.
 
-Every rank gets every plan, keeps state rows of its own, and draws tokens from the same gathered
-logits with exact arithmetic, so no token has to be sent from one rank to another.
+Every rank gets every plan and keeps state rows of its own. Those of the last pipeline stage draw
+tokens from the same gathered logits with exact arithmetic, so none has to tell the others; the
+stages before it are told by the executor.
 """
 
 import argparse
@@ -9,24 +10,69 @@ import contextlib
 import os
 import socket
 import sys
+import threading
+import time
 from typing import NoReturn
 
 import msgspec
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.messages import (
+    FromWorker,
     StepResult,
+    ToWorker,
+    WorkerBeat,
     WorkerFailed,
     WorkerLaunch,
+    WorkerMasks,
     WorkerReady,
     WorkerStage,
+    WorkerStep,
+    WorkerTokens,
 )
-from pagelet.engine.step import SchedulerOutput, TokenMasks
+from pagelet.engine.executor.progress import IDLE, Progress
+from pagelet.engine.executor.watch import BEAT_SECONDS
+from pagelet.engine.step import TokenMasks
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import recv_frame, send_frame
 
 
-def serve(launch: WorkerLaunch, link: ParentLink, sock: socket.socket) -> NoReturn:
+class ExecutorLink:
+    """The worker's end of its socket to the executor."""
+
+    def __init__(self, sock: socket.socket, progress: Progress) -> None:
+        """Begins to send heartbeats, from a thread of its own."""
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._progress = progress
+        self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def send(self, message: FromWorker) -> None:
+        """Blocks until the kernel has all of it."""
+        with self._lock:
+            send_frame(self._socket, message)
+
+    def receive(self) -> ToWorker:
+        """Blocks for the next message. Raises `EOFError` when the executor is gone."""
+        return recv_frame(self._socket, self._decoder)
+
+    def receive_masks(self) -> TokenMasks:
+        """Of the plan that was the last message."""
+        message = self.receive()
+        assert isinstance(message, WorkerMasks), "masks follow their plan at once"
+        return message.masks
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self.send(WorkerBeat(self._progress.state, self._progress.changes))
+                time.sleep(BEAT_SECONDS)
+
+
+def serve(
+    launch: WorkerLaunch, parent: ParentLink, link: ExecutorLink, progress: Progress
+) -> NoReturn:
     """Loads this rank's shard and runs steps until the executor closes the socket."""
     from pathlib import Path
 
@@ -39,54 +85,62 @@ def serve(launch: WorkerLaunch, link: ParentLink, sock: socket.socket) -> NoRetu
 
     torch.set_num_threads(launch.num_threads)
     try:
-        device = choose_device(launch.options.device, launch.rank)
+        device = choose_device(launch.options.device, launch.device_index)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        expert_parallel = launch.options.parallel.enable_expert_parallel
+        ranks = join_ranks(
+            launch.place, launch.rendezvous, device, progress, expert_parallel=expert_parallel
+        )
         runner = load_runner(
             launch.options,
             ModelFiles(Path(launch.model_path), launch.model_format, ""),
             launch.config,
             launch.max_model_len,
-            lambda text: send_frame(sock, WorkerStage(text)),
+            lambda text: link.send(WorkerStage(text)),
             launch.num_real_tokens,
-            join_ranks(launch.rank, launch.size, launch.rendezvous, device),
+            launch.device_index,
+            ranks,
         )
     except ConfigurationError as error:
-        link.fail(str(error))
-    send_frame(sock, WorkerReady(runner.layout, runner.num_blocks, runner.info))
-    decoder = msgspec.msgpack.Decoder(SchedulerOutput)
-    mask_decoder = msgspec.msgpack.Decoder(TokenMasks)
-
-    def receive_masks() -> TokenMasks:
-        return recv_frame(sock, mask_decoder)
-
+        parent.fail(str(error))
+    link.send(WorkerReady(runner.layout, runner.num_blocks, runner.info))
     while True:
         try:
-            plan = recv_frame(sock, decoder)
+            with progress.being(IDLE):
+                message = link.receive()
         except EOFError:
             # Not through the collectives' own shutdown, which waits for ranks that may hang.
             os._exit(0)
-        output = runner.execute(plan, receive_masks)
-        if launch.rank == 0:
-            send_frame(sock, StepResult(output))
+        match message:
+            case WorkerStep(plan):
+                output = runner.execute(plan, link.receive_masks)
+                if launch.place.reports:
+                    link.send(StepResult(output))
+            case WorkerTokens(request_ids, positions, token_ids):
+                runner.take_tokens(request_ids, positions, token_ids)
+            case WorkerMasks():
+                raise AssertionError("masks without a plan that waits for them")
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-fd", type=int, required=True)
-    launch, link = ParentLink.accept(parser.parse_args().config_fd, WorkerLaunch)
+    launch, parent = ParentLink.accept(parser.parse_args().config_fd, WorkerLaunch)
+    os.sched_setaffinity(0, launch.cpus)
+    progress = Progress()
+    link = ExecutorLink(socket.socket(fileno=launch.step_fd), progress)
     # Read by libraries when torch is imported, which comes after.
     os.environ["OMP_NUM_THREADS"] = str(launch.num_threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if sys.platform == "linux":
+    if sys.platform == "linux" and launch.rendezvous.startswith("file:"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    sock = socket.socket(fileno=launch.step_fd)
     try:
-        serve(launch, link, sock)
+        serve(launch, parent, link, progress)
     except Exception as error:
         with contextlib.suppress(OSError):
-            send_frame(sock, WorkerFailed(repr(error)))
+            link.send(WorkerFailed(repr(error)))
         raise
 
 

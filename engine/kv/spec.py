@@ -42,6 +42,21 @@ class KVLayout:
         raise KeyError(layer)
 
 
+def stage_layout(layout: KVLayout, layers: range) -> KVLayout:
+    """Of a pipeline stage that has only these layers: the same groups, hence the same block
+    tables, with the stage's own layers spread evenly over the groups of each window."""
+    if all(layer in layers for group in layout.groups for layer in group.layers):
+        return layout
+    groups = list(layout.groups)
+    for window in {group.sliding_window for group in groups}:
+        alike = [index for index, group in enumerate(groups) if group.sliding_window == window]
+        own = [layer for index in alike for layer in groups[index].layers if layer in layers]
+        for order, index in enumerate(alike):
+            groups[index] = KVGroup(tuple(own[order :: len(alike)]), window)
+    num_slots = max(len(group.layers) for group in groups)
+    return KVLayout(tuple(groups), num_slots, layout.page_bytes)
+
+
 def make_layout(windows: Sequence[int | None], page_bytes: int) -> KVLayout:
     """Groups layers by their attention window (None for full attention).
 

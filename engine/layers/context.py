@@ -1,7 +1,7 @@
 """What a forward pass needs beside its tokens, passed down explicitly."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -33,7 +33,7 @@ class ForwardContext:
     """Built once a step by the runner."""
 
     attention: Sequence[AttentionMetadata]  # one a KV group
-    kv: Sequence[KVBinding]  # one a layer
+    kv: Mapping[int, KVBinding]  # of this rank's layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +51,46 @@ class TensorParallel:
 
 
 SINGLE = TensorParallel(0, 1, lambda x: x, lambda x: x)
+
+
+def _nobody(x: torch.Tensor) -> None:
+    raise AssertionError("a pipeline of one stage has nobody to talk to")
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineStage:
+    """This process's stage of the pipeline, and its way to the neighbours.
+
+    `send` takes a tensor to the next stage, which may be changed as soon as it returns; `receive`
+    fills a tensor [num_tokens, hidden_size] with what the stage before sent, in order.
+    """
+
+    stage: int = 0
+    size: int = 1
+    send: Callable[[torch.Tensor], None] = _nobody
+    receive: Callable[[torch.Tensor], None] = _nobody
+
+    @property
+    def is_first(self) -> bool:
+        """Whether token ids come in here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether tokens are drawn here."""
+        return self.stage == self.size - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """This process's place among all that hold a part of one copy of the model."""
+
+    tp: TensorParallel = SINGLE
+    pp: PipelineStage = PipelineStage()
+    expert_parallel: bool = False
+    """Whether the tensor-parallel ranks divide the experts among them, in place of each expert."""
+    least: Callable[[int], int] = lambda number: number
+    """The least of the numbers that all of them give."""
+
+
+ALONE = Ranks()

@@ -22,7 +22,9 @@ class ExpertNames:
 
 class SparseMoE:
     """Each token goes to its top experts. Every rank holds a part of the intermediate dimension
-    of every expert, so that ranks share the work whatever the routing."""
+    of every expert, so that ranks share the work whatever the routing; or, with expert
+    parallelism, a part of the experts in full, which are larger matrices (GShard, arXiv
+    2006.16668)."""
 
     def __init__(
         self, hidden_size: int, config: MoEConfig, names: ExpertNames, placement: Placement
@@ -30,10 +32,16 @@ class SparseMoE:
         self.config = config
         self.names = names
         self.tp = placement.tp
-        local = placement.share(config.intermediate_size)
         self.router = ReplicatedLinear(hidden_size, config.num_experts, placement)
-        self.gate_up = placement.empty(config.num_experts, 2 * local, hidden_size)
-        self.down = placement.empty(config.num_experts, hidden_size, local)
+        self.by_expert = placement.ranks.expert_parallel
+        local, experts = config.intermediate_size, config.num_experts
+        if self.by_expert:
+            experts = placement.share(experts)
+        else:
+            local = placement.share(local)
+        self.first_expert = self.tp.rank * experts if self.by_expert else 0
+        self.gate_up = placement.empty(experts, 2 * local, hidden_size)
+        self.down = placement.empty(experts, hidden_size, local)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = moe(
@@ -43,6 +51,7 @@ class SparseMoE:
             self.down,
             self.config.num_experts_per_token,
             self.config.norm_topk_prob,
+            self.first_expert,
         )
         return self.tp.all_reduce(out)
 
@@ -56,12 +65,12 @@ class SparseMoE:
 
     def weights(self, prefix: str) -> Weights:
         yield from self.router.weights(f"{prefix}.gate")
-        _, hidden_size, local = self.down.shape
+        experts, hidden_size, local = self.down.shape
         wide = (self.config.intermediate_size, hidden_size)
-        rank = self.tp.rank
-        for expert in range(self.config.num_experts):
+        rank = 0 if self.by_expert else self.tp.rank
+        for expert in range(experts):
             gate, up = self.gate_up[expert, :local], self.gate_up[expert, local:]
-            name = f"{prefix}.experts.{expert}"
+            name = f"{prefix}.experts.{self.first_expert + expert}"
             for matrix, rows in ((self.names.gate, gate), (self.names.up, up)):
                 load = load_into(rows, 0, rank)
                 yield Weight(f"{name}.{matrix}.weight", wide, load, self.gate_up)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.layers.context import ALONE, Ranks, TensorParallel
 from pagelet.engine.weights.quantized_tensor import StoredTensor, as_floats
 from pagelet.kernels.linear.packed import LinearFormat
 
@@ -24,15 +24,20 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Element type, device and tensor-parallel rank of a layer's weights."""
+    """Element type, device and rank of a layer's weights."""
 
     dtype: torch.dtype
     device: torch.device
-    tp: TensorParallel = SINGLE
+    ranks: Ranks = ALONE
     packing: Packing | None = None
     """Of linear layers; None for a model that runs on torch's operations."""
     head_packing: Packing | None = None
     """Of the language-model head, which few bits harm most."""
+
+    @property
+    def tp(self) -> TensorParallel:
+        """This rank's place among those that divide each layer."""
+        return self.ranks.tp
 
     def empty(self, *shape: int) -> torch.Tensor:
         """An uninitialised weight."""

@@ -7,7 +7,7 @@ operation (experts, collectives) a Python function stands between two programs.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -50,9 +50,10 @@ class Recorder:
         max_tokens: int,
         max_requests: int,
         max_model_len: int,
-        kv: Sequence[KVBinding],
+        kv: Mapping[int, KVBinding],
+        num_groups: int,
     ) -> None:
-        """`kv` is where each layer's keys and values live."""
+        """`kv` is where each layer's keys and values live, in pages of `num_groups` groups."""
         self.dtype = dtype
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
@@ -61,14 +62,14 @@ class Recorder:
         self.positions = torch.zeros(max_tokens, dtype=torch.int64)
         self.query_start_loc = torch.zeros(max_requests + 1, dtype=torch.int32)
         self.seq_lens = torch.zeros(max_requests, dtype=torch.int32)
-        block_size = kv[0].cache.shape[3]
+        block_size = next(iter(kv.values())).cache.shape[3]
         max_blocks = -(-max_model_len // block_size)
         self.groups = [
             RecordedGroup(
                 torch.zeros(max_tokens, dtype=torch.int64),
                 torch.zeros(max_requests, max_blocks, dtype=torch.int32),
             )
-            for _ in range(1 + max(binding.group for binding in kv))
+            for _ in range(num_groups)
         ]
         self._steps: list[Program | Callable[[int], None]] = []
         self._shared: dict[tuple[str, int], torch.Tensor] = {}

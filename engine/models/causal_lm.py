@@ -2,6 +2,7 @@
 
 import abc
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbeddi
 from pagelet.engine.layers.linear import ReplicatedLinear
 from pagelet.engine.layers.linear_weight import LinearWeight
 from pagelet.engine.layers.norm import RMSNorm
+from pagelet.engine.layers.pipeline import stage_layers
 from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder, ResidualStream
 from pagelet.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -38,7 +40,8 @@ class DecoderLayer(Protocol):
 
 
 class CausalLM(abc.ABC):
-    """A decoder-only language model on one tensor-parallel rank.
+    """A decoder-only language model on one rank: of one pipeline stage's layers its part. The first
+    stage has the embedding, the last one the norm after all layers and the head.
 
     A subclass says how a layer is made. Weights are uninitialised until `load_weights` or
     `init_dummy`.
@@ -48,15 +51,21 @@ class CausalLM(abc.ABC):
         self.config = config
         self.placement = placement
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, placement)
-        self.layers = [self.make_layer(layer) for layer in range(config.num_layers)]
-        self.norm = RMSNorm(hidden_size, config.rms_norm_eps, config.norm_plus_one, placement)
+        self.pp = placement.ranks.pp
+        self.embed_tokens: VocabParallelEmbedding | None = None
+        if self.pp.is_first:
+            self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, placement)
+        own = stage_layers(config.num_layers, self.pp.stage, self.pp.size)
+        self.layers = {layer: self.make_layer(layer) for layer in own}
+        self.norm: RMSNorm | None = None
+        if self.pp.is_last:
+            self.norm = RMSNorm(hidden_size, config.rms_norm_eps, config.norm_plus_one, placement)
         self.lm_head: ParallelLMHead | None = None
-        if config.head == "lm":
+        if config.head == "lm" and self.pp.is_last:
             tied_to = self.embed_tokens if config.tie_word_embeddings else None
             self.lm_head = ParallelLMHead(vocab_size, hidden_size, placement, tied_to)
         self.score: ReplicatedLinear | None = None
-        if config.head == "score":
+        if config.head == "score" and self.pp.is_last:
             self.score = ReplicatedLinear(hidden_size, config.num_labels, placement)
         head_dim, max_position = config.head_dim, config.max_position_embeddings
         self.rope = RotaryEmbedding(head_dim, config.rope, max_position, placement)
@@ -71,19 +80,31 @@ class CausalLM(abc.ABC):
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Token ids [num_tokens] at their positions to final hidden states
-        [num_tokens, hidden_size]; writes the tokens' keys and values to the cache."""
-        hidden = self.embed_tokens(input_ids)
-        if self.config.embedding_scale is not None:
-            hidden = hidden * self._embedding_scale()
+        [num_tokens, hidden_size]; writes the tokens' keys and values to the cache. A stage before
+        the last sends its states on, and what it returns is not final."""
+        residual: torch.Tensor | None = None
+        if self.embed_tokens is not None:
+            hidden = self.embed_tokens(input_ids)
+            if self.config.embedding_scale is not None:
+                hidden = hidden * self._embedding_scale()
+        else:
+            shape = len(input_ids), self.config.hidden_size
+            hidden, residual = self.placement.empty(*shape), self.placement.empty(*shape)
+            self.pp.receive(hidden)
+            self.pp.receive(residual)
         rotation = self.rope(positions)
         local_rotation = rotation if self.local_rope is None else self.local_rope(positions)
-        residual = None
-        for layer, decoder_layer in enumerate(self.layers):
+        for layer, decoder_layer in self.layers.items():
             sliding = layer in self.config.sliding_layers
             hidden, residual = decoder_layer(
                 hidden, residual, local_rotation if sliding else rotation, ctx
             )
-        return self.norm.add(hidden, residual)[0]
+        if self.norm is not None:
+            return self.norm.add(hidden, residual)[0]
+        assert residual is not None, "a stage has at least one layer"
+        self.pp.send(hidden)
+        self.pp.send(residual)
+        return hidden
 
     def _embedding_scale(self) -> float:
         """Rounded to the weights' type, as in training."""
@@ -92,7 +113,7 @@ class CausalLM(abc.ABC):
 
     def record(self, recorder: Recorder) -> torch.Tensor:
         """Records the forward pass over the CPU library's operations, and returns the buffer
-        [max_tokens, hidden_size] that will hold the final hidden states.
+        [max_tokens, hidden_size] that will hold what `forward` returns.
 
         For a model whose placement has a packing, and in place of `forward`, which it has not.
         """
@@ -100,12 +121,22 @@ class CausalLM(abc.ABC):
         tables = [
             rope.table(recorder.max_model_len) for rope in (self.rope, self.local_rope or self.rope)
         ]
-        self.embed_tokens.record(recorder, stream.residual, self._embedding_scale())
-        for layer, decoder_layer in enumerate(self.layers):
+        pp, hidden, residual = self.pp, stream.hidden, stream.residual
+        if self.embed_tokens is not None:
+            self.embed_tokens.record(recorder, residual, self._embedding_scale())
+        else:
+            recorder.call(lambda num_tokens: pp.receive(hidden[:num_tokens]))
+            recorder.call(lambda num_tokens: pp.receive(residual[:num_tokens]))
+            stream.pending = True
+        for layer, decoder_layer in self.layers.items():
             sliding = layer in self.config.sliding_layers
             decoder_layer.record(recorder, stream, tables[sliding])
-        self.norm.record_add(recorder, stream)
-        return stream.normed
+        if self.norm is not None:
+            self.norm.record_add(recorder, stream)
+            return stream.normed
+        recorder.call(lambda num_tokens: pp.send(hidden[:num_tokens]))
+        recorder.call(lambda num_tokens: pp.send(residual[:num_tokens]))
+        return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], complete
@@ -117,12 +148,14 @@ class CausalLM(abc.ABC):
         return logits
 
     def weights(self) -> Weights:
-        """The tensors of a checkpoint of this model, under Hugging Face's names; a name comes twice
-        if two layers take the tensor."""
-        yield from self.embed_tokens.weights("model.embed_tokens")
-        for layer, decoder_layer in enumerate(self.layers):
+        """The tensors of a checkpoint of this model that this rank takes a part of, under Hugging
+        Face's names; a name comes twice if two layers take the tensor."""
+        if self.embed_tokens is not None:
+            yield from self.embed_tokens.weights("model.embed_tokens")
+        for layer, decoder_layer in self.layers.items():
             yield from decoder_layer.weights(f"model.layers.{layer}")
-        yield from self.norm.weights("model.norm")
+        if self.norm is not None:
+            yield from self.norm.weights("model.norm")
         if self.lm_head is not None:
             tied = self.config.tie_word_embeddings
             yield from self.lm_head.weights("model.embed_tokens" if tied else "lm_head")
@@ -147,6 +180,20 @@ class CausalLM(abc.ABC):
             for packed in layer.packed
         }
 
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether a tensor belongs to another rank: a stage's, or an expert's."""
+        if (found := re.match(r"model\.layers\.(\d+)\.", name)) is not None:
+            layer = int(found[1])
+            if layer not in self.layers:
+                return layer < self.config.num_layers
+            found = re.search(r"\.experts\.(\d+)\.", name)
+            experts = self.config.moe.num_experts if self.config.moe is not None else 0
+            divided = self.placement.ranks.expert_parallel
+            return divided and found is not None and int(found[1]) < experts
+        if name.startswith("model.embed_tokens."):
+            return not self.pp.is_first
+        return name.startswith(("model.norm.", "lm_head.", "score.")) and not self.pp.is_last
+
     def load_weights(self, tensors: Iterable[tuple[str, StoredTensor]]) -> None:
         """Takes this rank's shards of full checkpoint tensors, in any order and type.
 
@@ -160,6 +207,8 @@ class CausalLM(abc.ABC):
         unexpected = []
         for name, tensor in tensors:
             if name not in wanted and _is_empty_bias(name, tensor):
+                continue
+            if name not in wanted and self._is_elsewhere(name):
                 continue
             if name not in wanted:
                 # A tied head is the embedding; some checkpoints store it twice. A model that does

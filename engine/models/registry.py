@@ -2,7 +2,8 @@
 
 import torch
 
-from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.layers.context import ALONE, Ranks
+from pagelet.engine.layers.pipeline import check_pipeline
 from pagelet.engine.layers.placement import Packing, Placement
 from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
@@ -29,21 +30,22 @@ def build_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str,
-    tp: TensorParallel = SINGLE,
+    ranks: Ranks = ALONE,
     packing: Packing | None = None,
     head_packing: Packing | None = None,
 ) -> CausalLM:
-    """The model with uninitialised weights, as one tensor-parallel rank of it; for the CPU library
+    """The model with uninitialised weights, or one rank's part of it; for the CPU library
     with the packing of its linear layers and of its head.
 
     Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
-    for a tensor-parallel size that does not divide the model; each error names what would work.
+    for parallel sizes that do not divide the model; each error names what would work.
     """
     if config.architecture not in MODELS:
         raise ValueError(
             f"architecture {config.architecture!r} is not supported; supported: "
             f"{', '.join(SUPPORTED_ARCHITECTURES)}"
         )
-    check_tensor_parallel(config, tp.size)
-    placement = Placement(dtype, torch.device(device), tp, packing, head_packing)
+    check_tensor_parallel(config, ranks.tp.size, expert_parallel=ranks.expert_parallel)
+    check_pipeline(config, ranks.pp.size)
+    placement = Placement(dtype, torch.device(device), ranks, packing, head_packing)
     return MODELS[config.architecture](config, placement)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -39,13 +39,13 @@ def compile_kernels(device: torch.device, stage: Callable[[str], None]) -> None:
         status()
 
 
-def limit_threads(options: CpuOptions, tp_size: int, device: torch.device) -> None:
-    """Has torch and the CPU library compute with no more threads than asked for, which the
-    tensor-parallel ranks share. Does nothing where all cores may be used."""
+def limit_threads(options: CpuOptions, num_ranks: int, device: torch.device) -> None:
+    """Has torch and the CPU library compute with no more threads than asked for, which the ranks
+    share. Does nothing where all cores may be used."""
     if device.type != "cpu" or (options.threads is None and options.share == 1):
         return
     threads = options.threads or math.floor(usable_cores() * options.share)
-    threads = max(1, threads // tp_size)
+    threads = max(1, threads // num_ranks)
     torch.set_num_threads(threads)
     if not needs_compiling() and status().reason is None:
         library().set_threads(threads)
@@ -77,11 +77,12 @@ class CpuForward:
     def __init__(
         self,
         model: CausalLM,
-        kv: list[KVBinding],
+        kv: Mapping[int, KVBinding],
         *,
         max_tokens: int,
         max_requests: int,
         max_model_len: int,
+        num_groups: int,
     ) -> None:
         self._recorder = Recorder(
             dtype=model.placement.dtype,
@@ -89,6 +90,7 @@ class CpuForward:
             max_requests=max_requests,
             max_model_len=max_model_len,
             kv=kv,
+            num_groups=num_groups,
         )
         self._hidden = model.record(self._recorder)
 

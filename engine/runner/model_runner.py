@@ -1,20 +1,21 @@
 """Runs steps: state rows, forward pass, sampling."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.kv.spec import KVLayout
+from pagelet.engine.kv.spec import KVLayout, stage_layout
 from pagelet.engine.layers.context import (
-    SINGLE,
+    ALONE,
     AttentionMetadata,
     ForwardContext,
     KVBinding,
-    TensorParallel,
+    Ranks,
 )
+from pagelet.engine.layers.pipeline import stage_layers
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
@@ -39,7 +40,7 @@ from pagelet.engine.runner.memory import (
     read_device_memory,
 )
 from pagelet.engine.runner.pooling import pool_states
-from pagelet.engine.runner.prompt_logprobs import prompt_logprobs
+from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagelet.engine.runner.results import LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
@@ -68,7 +69,8 @@ class ModelRunner:
         weights: Iterable[tuple[str, StoredTensor]] | None,
         max_model_len: int,
         *,
-        tp: TensorParallel = SINGLE,
+        device_index: int = 0,
+        ranks: Ranks = ALONE,
         num_real_tokens: int | None = None,
         stage: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -80,18 +82,20 @@ class ModelRunner:
         does not fit it, or memory does not suffice.
         """
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
-        self.device = choose_device(options.device, tp.rank)
+        tp, self._pp = ranks.tp, ranks.pp
+        self.device = choose_device(options.device, device_index)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
         compile_kernels(self.device, stage)
-        limit_threads(options.cpu, tp.size, self.device)
+        limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)
         block_size = options.cache.block_size
         packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
         kv_dtype = _choose_kv_dtype(
             options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
         )
-        self._model = _load_model(config, weights, self.dtype, self.device, tp, packings)
+        self._model = _load_model(config, weights, self.dtype, self.device, ranks, packings)
         stage("making the KV cache")
-        self.layout = kv_layout(config, block_size, kv_dtype, tp.size)
+        layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
+        self.layout = stage_layout(kv_layout(config, block_size, kv_dtype, tp.size), layers)
         fitting = count_blocks(
             options.cache,
             read_device_memory(self.device, self._model.weight_bytes, options.cpu),
@@ -101,15 +105,14 @@ class ModelRunner:
             self.device.type,
         )
         # The ranks share one block table, so the one with the least memory decides.
-        of_ranks = tp.all_gather(torch.tensor([fitting], device=self.device))
-        self.num_blocks = int(of_ranks.min())
+        self.num_blocks = ranks.least(fitting)
         page_shape = (
             kv_heads_per_rank(config.num_kv_heads, tp.size),
             block_size,
             token_size(config.head_dim, kv_dtype),
         )
         self._kv = _make_kv_cache(
-            self.layout, config.num_layers, self.num_blocks, page_shape, kv_dtype, self.device
+            self.layout, layers, self.num_blocks, page_shape, kv_dtype, self.device
         )
         self._forward = self._make_forward(options, max_model_len)
         self._copies = make_copies(self.device)
@@ -149,6 +152,7 @@ class ModelRunner:
                 max_tokens=options.scheduler.max_num_batched_tokens,
                 max_requests=options.scheduler.max_num_seqs,
                 max_model_len=max_model_len,
+                num_groups=len(self.layout.groups),
             )
         return lambda input_ids, positions, attention: self._model.forward(
             input_ids, positions, ForwardContext(attention, self._kv)
@@ -169,6 +173,8 @@ class ModelRunner:
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
+        if not self._pp.is_last:
+            return LaunchedStep(plan, [], None, PromptLogprobs([], []), {}, self._copies)
         of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
         pooled = {}
         if self._rows.pooling:
@@ -183,6 +189,20 @@ class ModelRunner:
                 masked = masked_rows(np.searchsorted(sampling, plan.constrained), masks)
             sampled = self._sample(hidden, inputs, sampling, masked)
         return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies)
+
+    def take_tokens(
+        self,
+        request_ids: Sequence[int],
+        positions: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
+    ) -> None:
+        """Takes in tokens that the last pipeline stage drew, for a stage before it; `positions` are
+        those of each request's first one. Requests that are gone by now are left out."""
+        for request_id, position, tokens in zip(request_ids, positions, token_ids, strict=True):
+            if request_id in self._rows:
+                row = self._rows.find([request_id]).repeat(len(tokens))
+                at = np.arange(position, position + len(tokens))
+                self._rows.append(row, at, torch.tensor(tokens, device=self.device))
 
     def _sample(
         self,
@@ -215,11 +235,11 @@ def _load_model(
     weights: Iterable[tuple[str, StoredTensor]] | None,
     dtype: torch.dtype,
     device: torch.device,
-    tp: TensorParallel,
+    ranks: Ranks,
     packings: tuple[Packing, Packing] | None,
 ) -> CausalLM:
     try:
-        model = build_model(config, dtype, device, tp, *(packings or ()))
+        model = build_model(config, dtype, device, ranks, *(packings or ()))
         if weights is None:
             model.init_dummy()
         else:
@@ -243,13 +263,14 @@ def _choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool)
 
 def _make_kv_cache(
     layout: KVLayout,
-    num_layers: int,
+    layers: range,
     num_blocks: int,
     page_shape: tuple[int, int, int],
     dtype: torch.dtype,
     device: torch.device,
-) -> list[KVBinding]:
-    """Each layer's pages. Not zeroed, so that on a CPU pages take memory when they are used."""
+) -> dict[int, KVBinding]:
+    """The pages of each of a stage's layers. Not zeroed, so that on a CPU they take memory when they
+    are used."""
     shape = (2, num_blocks, *page_shape)
     num_bytes = math.prod(shape) * dtype.itemsize
     slots = [
@@ -258,5 +279,5 @@ def _make_kv_cache(
         else torch.empty(shape, dtype=dtype, device=device)
         for _ in range(layout.num_slots)
     ]
-    places = [layout.place(layer) for layer in range(num_layers)]
-    return [KVBinding(slots[slot], group) for group, slot in places]
+    places = {layer: layout.place(layer) for layer in layers}
+    return {layer: KVBinding(slots[slot], group) for layer, (group, slot) in places.items()}

@@ -80,6 +80,9 @@ class RequestRows:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._row_of
+
     def update(self, plan: SchedulerOutput) -> None:
         """Frees dropped rows, takes in new requests, and appends the step's new blocks."""
         for request_id in plan.dropped_request_ids:

@@ -11,7 +11,11 @@ A waiting request whose next block is just being computed by a running one stand
 can share it: of many prompts with one prefix that arrive together, the prefix is computed once.
 
 With asynchronous scheduling `schedule` is called again before `update` brings the last step's
-tokens: a sampled token that is still on its way counts as known, since the runner has it.
+tokens: a sampled token that is still on its way counts as known, since the runner has it. Not so in
+a pipeline, whose first stage learns late what the last one drew: there a request waits for its own
+token while steps of other requests run (micro-batches, GPipe, arXiv 1811.06965), and each step
+takes its share of the decodes, so that they fill the pipeline. Chunks of a prompt need no token and
+follow one another at once.
 """
 
 import itertools
@@ -73,7 +77,9 @@ class Scheduler:
         kv: KVCacheManager,
         max_model_len: int,
         budget: StepBudget | None = None,
+        num_stages: int = 1,
     ) -> None:
+        """With several pipeline stages so many steps are in flight that each works on one."""
         self.options = options
         self.budget = budget or StepBudget(options.max_num_batched_tokens, None)
         self.kv = kv
@@ -81,6 +87,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
         self.waiting: WaitingQueue = FCFSQueue() if options.policy == "fcfs" else PriorityQueue()
+        self._stages = num_stages
         self._by_priority = options.policy == "priority"
         self._dropped: list[int] = []
         self._prefilling: dict[bytes, Request] = {}
@@ -179,6 +186,7 @@ class Scheduler:
             and request.num_target_tokens < request.max_total_tokens
             for request in running
         )
+        decodes_left = decodes = -(-decodes // self._stages)
         step.prompt_tokens_left = min(step.prompt_tokens_left, step.tokens_left - decodes)
         while index < len(running) and step.tokens_left > 0:
             request = running[index]
@@ -188,6 +196,12 @@ class Scheduler:
                 index += 1  # all is in flight, the last token that was asked for perhaps too
                 continue
             tokens = known - computed
+            if self._stages > 1 and (
+                request.num_pending_tokens or (tokens == 1 and decodes_left == 0)
+            ):
+                index += 1  # it waits for its token, or for the next step
+                continue
+            decodes_left -= tokens == 1
             if tokens > 1:
                 tokens = self._share(step, request, tokens)
                 if tokens <= 0:

@@ -6,6 +6,7 @@ import torch
 
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.models.registry import build_model
 
 
 def make_config(**changes: Any) -> ModelConfig:
@@ -52,9 +53,10 @@ CONFIGS = {
 
 
 def randomize(model: CausalLM) -> None:
-    """Weights large enough to matter, from full tensors that are the same for all ranks."""
+    """Weights large enough to matter, from a whole checkpoint that is the same for all ranks."""
     generator = torch.Generator().manual_seed(1)
+    whole = build_model(model.config, torch.float32, "meta")
     model.load_weights(
         (weight.name, torch.randn(weight.shape, generator=generator) * 0.3)
-        for weight in model.weights()
+        for weight in whole.weights()
     )

@@ -48,8 +48,10 @@ class PagedHarness:
         self.free = list(range(1, num_blocks))
         rng.shuffle(self.free)
         self.sequences: list[_Sequence] = []
-        places = [self.layout.place(layer) for layer in range(config.num_layers)]
-        self.bindings = [KVBinding(self.caches[slot], group) for group, slot in places]
+        places = {layer: self.layout.place(layer) for layer in range(config.num_layers)}
+        self.bindings = {
+            layer: KVBinding(self.caches[slot], group) for layer, (group, slot) in places.items()
+        }
 
     def add(self, tokens: Sequence[int]) -> int:
         """Registers a sequence whose tokens are all known; returns its index."""
@@ -139,19 +141,27 @@ def recorded_forward(model: CausalLM, harness: PagedHarness) -> Forward:
         max_tokens=64,
         max_requests=len(harness.sequences),
         max_model_len=128,
+        num_groups=len(harness.layout.groups),
     )
     return lambda ids, positions, ctx: forward(ids, positions, list(ctx.attention))
+
+
+def compute_all(harness: PagedHarness, rng: random.Random, compute: Forward) -> list[torch.Tensor]:
+    """Runs all sequences in random steps; what `compute` gives for every token of each."""
+    rows: list[list[torch.Tensor]] = [[] for _ in harness.sequences]
+    while any(harness.remaining(i) for i in range(len(rows))):
+        plan = random_plan(harness, rng)
+        computed = compute(*harness.prepare(plan))
+        for (index, _), part in zip(
+            plan, computed.split([count for _, count in plan]), strict=True
+        ):
+            rows[index].append(part)
+    return [torch.cat(parts) for parts in rows]
 
 
 def logits_of_all(
     model: CausalLM, harness: PagedHarness, rng: random.Random, forward: Forward | None = None
 ) -> list[torch.Tensor]:
     """Computes all sequences in random steps; the logits of every token of each."""
-    forward = forward or model.forward
-    rows: list[list[torch.Tensor]] = [[] for _ in harness.sequences]
-    while any(harness.remaining(i) for i in range(len(rows))):
-        plan = random_plan(harness, rng)
-        logits = model.compute_logits(forward(*harness.prepare(plan)))
-        for (index, _), part in zip(plan, logits.split([count for _, count in plan]), strict=True):
-            rows[index].append(part)
-    return [torch.cat(parts) for parts in rows]
+    compute = forward or model.forward
+    return compute_all(harness, rng, lambda *step: model.compute_logits(compute(*step)))

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from pagelet.engine.layers.context import SINGLE
+from pagelet.engine.layers.context import ALONE
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
@@ -55,7 +55,7 @@ def config(path: Path) -> ModelConfig:
 @pytest.fixture(scope="module", params=["torch", "cpu_library"])
 def model(request: pytest.FixtureRequest, path: Path, config: ModelConfig) -> CausalLM:
     packings = [Packing("f32")] * 2 if request.param == "cpu_library" else []
-    model = build_model(config, torch.float32, "cpu", SINGLE, *packings)
+    model = build_model(config, torch.float32, "cpu", ALONE, *packings)
     model.load_weights(iterate_weights(ModelFiles(path, "gguf", "smollm2"), config))
     return model
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from pagelet.engine.layers.context import SINGLE
+from pagelet.engine.layers.context import ALONE
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.models.registry import MODELS, build_model
 from pagelet.engine.weights.hf_config import model_config_from_hf
@@ -150,7 +150,7 @@ def test_logits_equal_transformers(case: str, path: str, tmp_path: Path) -> None
     config = model_config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     recorded = path == "cpu_library"
     packings = [Packing("f32")] * 2 if recorded else []
-    model = build_model(config, torch.float32, "cpu", SINGLE, *packings)
+    model = build_model(config, torch.float32, "cpu", ALONE, *packings)
     model.load_weights(load_file(tmp_path / "model.safetensors").items())
 
     rng = random.Random(case)

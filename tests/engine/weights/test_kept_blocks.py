@@ -9,7 +9,7 @@ import gguf
 import pytest
 import torch
 
-from pagelet.engine.layers.context import SINGLE, TensorParallel
+from pagelet.engine.layers.context import ALONE, SINGLE, Ranks, TensorParallel
 from pagelet.engine.layers.linear_weight import LinearWeight
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.model_config import ModelConfig
@@ -62,7 +62,7 @@ def load(
     packing: Packing | None,
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
-    model = build_model(config, torch.float32, "cpu", tp, packing, packing)
+    model = build_model(config, torch.float32, "cpu", Ranks(tp), packing, packing)
     model.load_weights(iterate_weights(files, config))
     return model
 
@@ -147,7 +147,7 @@ def test_projections_of_different_types_are_products_of_their_own(
     tensors = dict(iterate_weights(files, config))
     models = []
     for packing in (KEEP, None):
-        model = build_model(config, torch.float32, "cpu", SINGLE, packing, packing)
+        model = build_model(config, torch.float32, "cpu", ALONE, packing, packing)
         model.load_weights(
             (name, other[name] if "v_proj" in name else tensor) for name, tensor in tensors.items()
         )
