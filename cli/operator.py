@@ -26,6 +26,16 @@ def _parse_labels(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
+def _parse_budget(entries: list[str]) -> dict[str, int]:
+    budget = {}
+    for text in entries:
+        name, _, number = text.partition("=")
+        if not name or not number.isdecimal():
+            raise typer.BadParameter(f"{text!r}: write RESOURCE=NUMBER, as nvidia.com/gpu=16")
+        budget[name] = int(number)
+    return budget
+
+
 @app.command()
 def operator(
     agent_image: Annotated[str, typer.Option(help="Image of replicas that name none.")],
@@ -64,6 +74,21 @@ def operator(
     replica_seconds: Annotated[
         float, typer.Option(min=1, help="Between two questions to each replica.")
     ] = 10.0,
+    autoscale_seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Between two looks at the demand of services that it scales."),
+    ] = 3.0,
+    accelerator_budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RESOURCE=N",
+            help="Accelerators that all services together may have, such as nvidia.com/gpu=16; "
+            "give it again for others. [default: any number]",
+        ),
+    ] = None,
+    prometheus_address: Annotated[
+        str, typer.Option(help="URL of the Prometheus that KEDA asks for services that name none.")
+    ] = "http://prometheus-operated.monitoring.svc:9090",
     workers: Annotated[int, typer.Option(min=1, help="Services reconciled at once.")] = 8,
     host: Annotated[str, typer.Option(help="Address of /healthz and /metrics.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Their TCP port.")] = 8080,
@@ -88,12 +113,15 @@ def operator(
             router_image=router_image,
             operator_namespace=own,
             monitoring_namespace_labels=_parse_labels(monitoring_namespace_labels),
+            prometheus_address=prometheus_address,
         ),
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace or own,
         identity=identity or f"{socket.gethostname()}-{os.getpid()}",
         relist_seconds=relist_seconds,
         replica_seconds=replica_seconds,
+        autoscale_seconds=autoscale_seconds,
+        accelerator_budget=_parse_budget(accelerator_budget or []),
         workers=workers,
         host=host,
         port=port,

@@ -19,6 +19,11 @@ _HELP: Final = {
     "pagelet_operator_api_requests_total": ("counter", "Requests to the API server."),
     "pagelet_operator_queue_length": ("gauge", "Services that wait for a reconcile, or have one."),
     "pagelet_operator_leader": ("gauge", "1 if this process is the one that acts."),
+    "pagelet_operator_rescales_total": ("counter", "Times that a service's scale was set."),
+    "pagelet_operator_unknown_demands": (
+        "gauge",
+        "Services that the operator scales whose routers do not all tell their demand.",
+    ),
     "pagelet_operator_services": ("gauge", "InferenceServices by the status of a condition."),
 }
 _CONDITIONS: Final = ("Ready", "Degraded", "Valid")
@@ -35,6 +40,8 @@ class Metrics:
         self.requests = Scalar("pagelet_operator_api_requests_total", [])
         self.queue_length = Scalar("pagelet_operator_queue_length", [])
         self.leader = Scalar("pagelet_operator_leader", [])
+        self.rescales = Scalar("pagelet_operator_rescales_total", [])
+        self.unknown_demands = Scalar("pagelet_operator_unknown_demands", [])
         self._statuses: dict[Key, dict[str, str]] = {}
 
     @contextlib.contextmanager
@@ -63,7 +70,7 @@ class Metrics:
         lines: list[str] = []
         series: list[Scalar | Histogram] = [
             self.seconds, self.errors, self.applied, self.pruned, self.requests,
-            self.queue_length, self.leader,
+            self.queue_length, self.leader, self.rescales, self.unknown_demands,
         ]  # fmt: skip
         for name, measured in zip(_HELP, series, strict=False):
             lines += [*_head(name), *measured.lines()]

@@ -1,6 +1,7 @@
 """From an InferenceService to the objects that run it: a pure function, golden-tested."""
 
 from pagelet.operator.planning.agents import agent_objects
+from pagelet.operator.planning.autoscaling import autoscaling_objects
 from pagelet.operator.planning.context import Context
 from pagelet.operator.planning.exposure import exposure_objects
 from pagelet.operator.planning.network import network_objects
@@ -28,4 +29,5 @@ def plan(service: InferenceService, context: Context) -> list[Object]:
         *agents,
         *router_objects(service, context),
         *exposure_objects(service),
+        *autoscaling_objects(service, context),
     ]

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from pagelet.operator.budget import Budget
 from pagelet.operator.children import Child, Children, with_digest
 from pagelet.operator.kube.client import ApiError, Client, Conflict, NotFound
 from pagelet.operator.kube.reflector import Key
-from pagelet.operator.kube.resources import EVENTS, SERVICES, Object
+from pagelet.operator.kube.resources import AUTOSCALERS, EVENTS, SERVICES, Object
 from pagelet.operator.metrics import Metrics
 from pagelet.operator.plan import plan
 from pagelet.operator.planning.context import Context
@@ -45,6 +46,7 @@ class Reconciler:
         recorder: Recorder,
         metrics: Metrics,
         context: Context,
+        budget: Budget,
     ) -> None:
         self._client = client
         self._services = services
@@ -53,6 +55,7 @@ class Reconciler:
         self._recorder = recorder
         self._metrics = metrics
         self._context = context
+        self._budget = budget
 
     async def reconcile(self, key: Key) -> bool:
         """One service. Whether to look again soon, as something is under way that no watch tells
@@ -71,13 +74,15 @@ class Reconciler:
                     body, invalid_status(status, _generation(body), str(error), _now())
                 )
                 return False
+            asked = service.spec.replicas
+            service.spec.replicas = self._budget.replicas(key, asked)
             try:
                 refusals = await self._apply(key, body, service)
             except ApiError as error:
                 if error.namespace_ends:
                     return False
                 raise
-            await self._report(body, await self._observe(key, body, service, refusals))
+            await self._report(body, await self._observe(key, body, service, asked, refusals))
         if refusals:
             raise Refused("; ".join(refusals))
         return any(waits_silently(pod) for pod in self._children.pods(key))
@@ -93,6 +98,16 @@ class Reconciler:
         refusals = []
         planned = set()
         objects = plan(service, self._context)
+        kinds = {made["kind"] for made in objects}
+        # Two that scale one service fight, and KEDA refuses to be the second.
+        await self._prune(
+            key,
+            [
+                child
+                for child in children.values()
+                if child.resource in AUTOSCALERS and child.resource.kind not in kinds
+            ],
+        )
         if self._scales_down(key, objects):
             # The cluster takes the cheapest pods first, so costs must be of now.
             await self._replicas.refresh(key)
@@ -131,7 +146,12 @@ class Reconciler:
         )
 
     async def _observe(
-        self, key: Key, body: Object, service: InferenceService, refusals: list[str]
+        self,
+        key: Key,
+        body: Object,
+        service: InferenceService,
+        asked: int,
+        refusals: list[str],
     ) -> ServiceStatus:
         pods = self._children.pods(key)
         warnings = {}
@@ -144,6 +164,7 @@ class Reconciler:
             warnings=warnings,
             refusals=refusals,
             rates=self._replicas.rates(key),
+            replicas_asked=asked,
         )
         previous = _status_of(body).conditions
         return compute_status(service, _generation(body), observed, previous, _now())
@@ -192,6 +213,11 @@ def _is_refusal(error: ApiError) -> bool:
 
 def _refusal(made: Object, error: ApiError) -> str:
     kind, name = made["kind"], made["metadata"]["name"]
+    if isinstance(error, NotFound) and kind == "ScaledObject":
+        return (
+            "the cluster has no ScaledObject: install KEDA, or set spec.autoscaling.engine to "
+            "builtin or hpa"
+        )
     if isinstance(error, NotFound) and kind == "HTTPRoute":
         return (
             "the cluster has no HTTPRoute: install the Gateway API, or take "

@@ -99,12 +99,11 @@ class Replicas:
         await asyncio.gather(*(self._note_cost(pod, found.deletion_cost) for pod, found in heard))
 
     async def _ask(self, pod: Object) -> Figures | None:
-        address = pod["status"]["podIP"]
-        host = f"[{address}]" if ":" in address else address
+        url = url_of(pod, HTTP_PORT)
         try:
             async with self._limit:
-                metrics = await self._get(f"http://{host}:{HTTP_PORT}/metrics")
-                replica = await self._get(f"http://{host}:{HTTP_PORT}/v1/replica")
+                metrics = await self._get(f"{url}/metrics")
+                replica = await self._get(f"{url}/v1/replica")
             return read_figures(metrics.decode(), replica)
         except (msgspec.ValidationError, msgspec.DecodeError, ValueError, *UNREACHABLE) as error:
             log.debug("replica %s does not answer: %r", pod["metadata"]["name"], error)
@@ -138,15 +137,23 @@ def read_figures(metrics: str, replica: bytes) -> Figures:
     return Figures(int(requests), sum(used) / len(used) if used else 0.0, description)
 
 
+def url_of(pod: Object, port: int) -> str:
+    """Where a pod that has an address serves HTTP."""
+    address = pod["status"]["podIP"]
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}"
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether it takes requests."""
+    conditions = pod["status"].get("conditions") or ()
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+
 def _is_serving_agent(pod: Object) -> bool:
-    status = pod["status"]
-    ready = any(
-        condition["type"] == "Ready" and condition["status"] == "True"
-        for condition in status.get("conditions") or ()
-    )
     return (
-        ready
-        and bool(status.get("podIP"))
+        is_ready(pod)
+        and bool(pod["status"].get("podIP"))
         and pod["metadata"]["labels"][COMPONENT_LABEL] == "agent"
         and "deletionTimestamp" not in pod["metadata"]
     )

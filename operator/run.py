@@ -14,6 +14,8 @@ from typing import Any, Final
 import kopf
 
 from pagelet.operator import http
+from pagelet.operator.autoscaler import Autoscaler
+from pagelet.operator.budget import Budget
 from pagelet.operator.children import Children
 from pagelet.operator.kube.client import ApiError, Client, login
 from pagelet.operator.kube.reflector import Key
@@ -46,7 +48,8 @@ class Operator:
         self._client = Client(login)
         self._queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         namespaces: list[str | None] = [*settings.namespaces] or [None]
-        self._services = Services(self._client, namespaces, self._enqueue)
+        self._services = Services(self._client, namespaces, self._service_changed)
+        self._budget = Budget(self._services, settings.accelerator_budget)
         self._children = [
             Children(self._client, namespace, self._enqueue, settings.relist_seconds)
             for namespace in namespaces
@@ -64,9 +67,14 @@ class Operator:
                 recorder,
                 self._metrics,
                 settings.context,
+                self._budget,
             )
             for children, replicas in zip(self._children, self._replicas, strict=True)
         ]
+
+        self._autoscaler = Autoscaler(
+            self._client, self._services, self._children_of, self._metrics
+        )
 
     def stop(self) -> None:
         """Lets `run` end."""
@@ -90,6 +98,7 @@ class Operator:
             await server.cleanup()
             for replicas in self._replicas:
                 await replicas.close()
+            await self._autoscaler.close()
             await self._client.close()
 
     async def _work(self) -> None:
@@ -113,6 +122,7 @@ class Operator:
             tasks.create_task(self._queue.run(self._settings.workers, self._failed))
             for replicas in self._replicas:
                 tasks.create_task(replicas.keep_asking(self._settings.replica_seconds))
+            tasks.create_task(self._autoscaler.run(self._settings.autoscale_seconds))
 
     async def _watch_services(self) -> None:
         registry = kopf.OperatorRegistry()
@@ -158,9 +168,19 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _reconcile(self, key: Key) -> None:
-        index = 0 if self._namespaces == [None] else self._namespaces.index(key[0])
-        if await self._reconcilers[index].reconcile(key):
+        if await self._reconcilers[self._index(key)].reconcile(key):
             self._queue.add_later(key, _LOOK_AGAIN_SECONDS)
+
+    def _children_of(self, key: Key) -> Children:
+        return self._children[self._index(key)]
+
+    def _index(self, key: Key) -> int:
+        """Of what serves a service's namespace."""
+        return 0 if self._namespaces == [None] else self._namespaces.index(key[0])
+
+    def _service_changed(self, key: Key) -> None:
+        for other in {key, *self._budget.refresh()}:
+            self._enqueue(other)
 
     def _enqueue(self, key: Key) -> None:
         self._queue.add_later(key, _SETTLE_SECONDS)

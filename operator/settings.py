@@ -1,6 +1,7 @@
 """How the operator runs: one typed object, filled from the flags of `pagelet operator`."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from pagelet.operator.planning.context import Context
@@ -21,6 +22,10 @@ class OperatorSettings:
     """After so long everything is listed again, whatever the watches said."""
     replica_seconds: float = 10.0
     """Between two questions to each replica."""
+    autoscale_seconds: float = 3.0
+    """Between two looks at the demand of services that the operator scales."""
+    accelerator_budget: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """By resource name, how many all services together may have; of others any number."""
     workers: int = 8
     """Services reconciled at once."""
     host: str = "0.0.0.0"

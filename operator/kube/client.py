@@ -125,9 +125,17 @@ class Client:
         path = resource.path(metadata["namespace"], metadata["name"], "status")
         return await self._patch(path, made, _APPLY, {"force": "true"})
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+    async def merge(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        patch: Object,
+        *,
+        subresource: str | None = None,
+    ) -> Object:
         """A merge patch."""
-        path = resource.path(namespace, name)
+        path = resource.path(namespace, name, subresource)
         return await self._patch(path, patch, "application/merge-patch+json", {})
 
     async def create(self, resource: Resource, namespace: str, made: Object) -> Object:

@@ -33,6 +33,12 @@ PODS: Final = Resource("v1", "Pod", "pods")
 EVENTS: Final = Resource("v1", "Event", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+SCALED_OBJECTS: Final = Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+AUTOSCALERS: Final = [
+    Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
+    SCALED_OBJECTS,
+]
+"""Of which a service has one at most."""
 
 CHILDREN: Final = [
     DEPLOYMENTS,
@@ -45,6 +51,7 @@ CHILDREN: Final = [
     Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     Resource("networking.k8s.io/v1", "Ingress", "ingresses"),
     HTTP_ROUTES,
+    *AUTOSCALERS,
 ]
 """What a plan is made of."""
 

@@ -13,6 +13,8 @@ class Context:
     router_image: str
     operator_namespace: str = "pagelet-system"
     """Where the operator runs, whose pods may ask replicas for their figures."""
+    prometheus_address: str = "http://prometheus-operated.monitoring.svc:9090"
+    """URL of the Prometheus that KEDA asks for services that name none."""
     monitoring_namespace_labels: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"}
     )

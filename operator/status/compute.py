@@ -36,6 +36,8 @@ class Observed:
     refusals: Sequence[str] = ()
     """What the API server said of objects that it did not take."""
     rates: Sequence[ReplicaRates] = ()
+    replicas_asked: int | None = None
+    """What the spec says, where the service's own number is what the budget leaves it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +75,10 @@ def compute_status(
     ready_replicas = agents.ready + (canary.ready if canary else 0)
     valid = _valid(observed.refusals, problems)
     loaded = agents.updated_and_ready + (canary.updated_and_ready if canary else 0)
-    model = _model(service, loaded, observed.pods, agent_problems)
+    short = _short(service, observed.replicas_asked)
+    model = _model(service, loaded, observed.pods, agent_problems, short)
     progressing = _progressing([agents, router, *([canary] if canary else [])])
-    degraded = _degraded(observed.refusals, problems, progressing)
+    degraded = _degraded(observed.refusals, problems, progressing, short)
     ready = _ready(service, agents, ready_replicas, router, valid, degraded, model)
     return ServiceStatus(
         observed_generation=generation,
@@ -161,12 +164,18 @@ def _valid(refusals: Sequence[str], problems: Sequence[Problem]) -> _Finding:
 
 
 def _model(
-    service: InferenceService, loaded: int, pods: Sequence[Object], problems: Sequence[Problem]
+    service: InferenceService,
+    loaded: int,
+    pods: Sequence[Object],
+    problems: Sequence[Problem],
+    short: str | None,
 ) -> _Finding:
     """`loaded` replicas of the present spec are ready; older ones may have had another model."""
     uri = service.spec.model.uri
     if loaded:
         return _Finding("ModelLoaded", "True", "Loaded", f"{uri} is loaded in {loaded} replicas")
+    if service.spec.replicas == 0 and short:
+        return _Finding("ModelLoaded", "False", "BudgetUsedUp", short)
     if service.spec.replicas == 0:
         return _Finding("ModelLoaded", "False", "ScaledToZero", "spec.replicas is 0")
     for problem in problems:
@@ -190,8 +199,22 @@ def _progressing(parts: Sequence[_Counts]) -> _Finding:
     return _Finding("Progressing", "True", "RollingOut", message)
 
 
+def _short(service: InferenceService, asked: int | None) -> str | None:
+    """What the budget does not let it have, in words."""
+    given, accelerator = service.spec.replicas, service.spec.accelerator
+    if asked is None or asked <= given or accelerator is None:
+        return None
+    return (
+        f"{given} of {asked} replicas: the operator's budget of {accelerator.resource_name} is "
+        "used up; raise it or spec.autoscaling.priority, or scale other services down"
+    )
+
+
 def _degraded(
-    refusals: Sequence[str], problems: Sequence[Problem], progressing: _Finding
+    refusals: Sequence[str],
+    problems: Sequence[Problem],
+    progressing: _Finding,
+    short: str | None,
 ) -> _Finding:
     if refusals:
         return _Finding("Degraded", "True", "Refused", "; ".join(refusals))
@@ -200,6 +223,8 @@ def _degraded(
         return _Finding("Degraded", "True", problems[0].reason, problems[0].message + more)
     if progressing.reason == "Stalled":
         return _Finding("Degraded", "True", "Stalled", progressing.message)
+    if short:
+        return _Finding("Degraded", "True", "BudgetUsedUp", short)
     return _Finding("Degraded", "False", "AsExpected", "nothing is wrong")
 
 
@@ -220,6 +245,10 @@ def _ready(
     for finding in (valid, degraded):
         if finding.status != ("True" if finding is valid else "False"):
             return _Finding("Ready", "False", finding.reason, finding.message)
+    scaling = service.spec.autoscaling
+    if model.reason == "ScaledToZero" and router.ready and scaling and not scaling.min_replicas:
+        message = f"a replica starts when a request comes to {endpoint(service)}"
+        return _Finding("Ready", "True", "ScaledToZero", message)
     if not ready_replicas:
         return _Finding("Ready", "False", model.reason, model.message)
     return _Finding("Ready", "False", "RouterStarting", "no router is ready yet")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pagelet.operator.plan import plan
 from pagelet.operator.planning.objects import Object
+from pagelet.protocol.autoscaling.demand import TARGETS
 from pagelet.protocol.inference_service.load import read_service
 from pagelet.protocol.router import RouterConfig
 from support.broken_services import SOUND
@@ -269,3 +270,62 @@ def test_names_fit_and_a_plan_is_a_function(body: dict[str, Any], name: str) -> 
         assert len(metadata["name"]) <= 63
         assert metadata["namespace"] == "default"
         assert all(len(value) <= 63 for value in metadata["labels"].values())
+
+
+def scaler_of(**autoscaling: Any) -> dict[str, Object]:
+    """What scales a service of such a spec, by kind."""
+    objects = planned(autoscaling={"minReplicas": 2, "maxReplicas": 9} | autoscaling)
+    kinds = ("ScaledObject", "HorizontalPodAutoscaler")
+    return {kind: made for (kind, _), made in objects.items() if kind in kinds}
+
+
+def test_a_service_has_one_autoscaler_which_sets_the_scale_of_the_service_itself() -> None:
+    """Not of its Deployment: that is the operator's alone."""
+    assert scaler_of() == {}  # the operator's own loop
+    for engine, kind in (("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")):
+        [(found, made)] = scaler_of(engine=engine).items()
+        assert found == kind
+        target = made["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) == ("InferenceService", "service")
+
+
+def test_keda_holds_the_count_where_prometheus_does_not_answer() -> None:
+    spec = scaler_of(engine="keda", minReplicas=0, scaleDownSeconds=40)["ScaledObject"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (0, 9)
+    assert spec["fallback"]["behavior"] == "currentReplicas"
+    assert spec["fallback"]["replicas"] > 0
+    assert spec["cooldownPeriod"] == spec["initialCooldownPeriod"] == 40
+    [trigger] = spec["triggers"]
+    assert trigger["metricType"] == "AverageValue"  # others have no fallback
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert trigger["metadata"]["serverAddress"] == CONTEXT.prometheus_address
+    assert trigger["metadata"]["query"] == (
+        "max(sum by (target) (pagelet_router_demand_replicas"
+        '{namespace="default",service="service",pool="stable"}))'
+    )
+
+
+def test_a_schedule_is_a_trigger_beside_the_demand() -> None:
+    entry = {"start": "0 8 * * *", "end": "0 18 * * *", "timezone": "Asia/Tokyo", "replicas": 3}
+    made = scaler_of(engine="keda", schedule=[entry], prometheusAddress="https://p:9090/x")
+    demand, times = made["ScaledObject"]["spec"]["triggers"]
+    assert demand["metadata"]["serverAddress"] == "https://p:9090/x"
+    assert times == {
+        "type": "cron",
+        "metadata": {
+            "timezone": "Asia/Tokyo",
+            "start": "0 8 * * *",
+            "end": "0 18 * * *",
+            "desiredReplicas": "3",
+        },
+    }
+
+
+def test_an_hpa_has_a_metric_for_each_target() -> None:
+    spec = scaler_of(engine="hpa", scaleUpSeconds=7)["HorizontalPodAutoscaler"]["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 9)
+    assert spec["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 7
+    metrics = [metric["external"] for metric in spec["metrics"]]
+    labels = [metric["metric"]["selector"]["matchLabels"] for metric in metrics]
+    assert {found["target"] for found in labels} == set(TARGETS)
+    assert all(metric["target"]["averageValue"] == "1" for metric in metrics)

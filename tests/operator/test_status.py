@@ -8,6 +8,7 @@ from pagelet.operator.kube.resources import Object
 from pagelet.operator.status.compute import Observed, compute_status, invalid_status
 from pagelet.operator.status.problems import Problem, pod_problem
 from pagelet.protocol.inference_service.status import Condition, ServiceStatus
+from pagelet.protocol.inference_service.types import InferenceService
 from support.plans import make_service
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
@@ -46,9 +47,10 @@ def status_of(
     router: Object | None = None,
     previous: list[Condition] | None = None,
     now: str = NOW,
+    service: InferenceService | None = None,
     **observed: Any,
 ) -> tuple[ServiceStatus, dict[str, Condition]]:
-    service = make_service()
+    service = service or make_service()
     seen = Observed(
         deployments={
             "service-agent": agents or deployment(),
@@ -239,3 +241,27 @@ def test_an_invalid_spec_leaves_what_was_said_of_the_replicas() -> None:
     found = {condition.type: condition for condition in after.conditions}
     assert (found["Valid"].reason, found["Ready"].status) == ("InvalidSpec", "True")
     assert (after.observed_generation, after.ready_replicas) == (8, 1)
+
+
+def test_a_service_that_wakes_by_itself_is_ready_at_zero_and_another_is_not() -> None:
+    none = deployment(0, replicas=0, ready=0, updated=0)
+    scaling = {"minReplicas": 0, "maxReplicas": 2}
+    _, found = status_of(agents=none, service=make_service(replicas=0, autoscaling=scaling))
+    assert (found["Ready"].status, found["Ready"].reason) == ("True", "ScaledToZero")
+    _, found = status_of(agents=none, service=make_service(replicas=0))
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", "ScaledToZero")
+
+
+def test_what_the_budget_does_not_let_a_service_have_is_said() -> None:
+    gpu = {"resourceName": "nvidia.com/gpu", "count": 1}
+    some = make_service(replicas=2, accelerator=gpu)
+    _, found = status_of(service=some, replicas_asked=4, agents=deployment(2, ready=2, replicas=2))
+    assert (found["Degraded"].status, found["Degraded"].reason) == ("True", "BudgetUsedUp")
+    assert "2 of 4 replicas" in found["Degraded"].message
+    assert found["Ready"].status == "True"
+    none = deployment(0, replicas=0, ready=0, updated=0)
+    nothing = make_service(replicas=0, accelerator=gpu)
+    _, found = status_of(service=nothing, replicas_asked=4, agents=none)
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", "BudgetUsedUp")
+    _, found = status_of(service=some, replicas_asked=2)
+    assert found["Degraded"].status == "False"
