@@ -55,6 +55,13 @@ REQUEST_METRICS: tuple[Metric, ...] = (
     ),
     Metric("pagelet_router_generated_tokens_total", "counter", "Tokens generated.", _TENANT),
     Metric(
+        "pagelet_router_replica_seconds_total",
+        "counter",
+        "Time of replicas that requests took, shared evenly by the answers that a replica was sent "
+        "by this process and worked on at once.",
+        _TENANT,
+    ),
+    Metric(
         "pagelet_router_retries_total",
         "counter",
         "Attempts before the first byte beyond a request's first.",

@@ -34,6 +34,7 @@ def write(record: RequestRecord) -> None:
         fields["replica"] = last.replica_id
         fields["predicted_hit_tokens"] = last.predicted_hit_tokens
         fields["waited_seconds"] = _rounded(record.waited_seconds)
+        fields["replica_seconds"] = _rounded(record.replica_seconds)
     if record.cached_tokens is not None:
         fields["cached_tokens"] = record.cached_tokens
     if record.overhead_seconds is not None:

@@ -13,6 +13,8 @@ from pagelet.router.record import RequestRecord
 
 OTHER: Final = "other"
 """The value of a label whose own values have become too many."""
+ANONYMOUS: Final = "anonymous"
+"""The tenant of requests without a key."""
 _MOST_VALUES: Final = 100
 
 Series = TypeVar("Series", bound=Scalar | Histogram)
@@ -153,10 +155,11 @@ class RouterMetrics:
     def on_finished(self, record: RequestRecord) -> None:
         """Counts a request for a model that is over, whatever became of it."""
         model = self._models(record.model or "unknown")
-        tenant = self._tenants(record.tenant or "anonymous")
+        tenant = self._tenants(record.tenant or ANONYMOUS)
         self._count("requests_total", model, tenant, self._codes(str(record.status)))
         self._count("retries_total", model, by=record.retries)
         self._count("resumes_total", model, by=record.resumes)
+        self._count("replica_seconds_total", model, tenant, by=record.replica_seconds)
         if record.retries and record.attempts[-1].outcome == "completed":
             self._count("failovers_total", model)
         if record.seconds is not None:

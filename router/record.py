@@ -87,6 +87,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """Attempts before the first byte beyond the first attempt."""
     resumes: int = 0
     """Times that the stream went on with another replica."""
+    replica_seconds: float = 0.0
+    """Its share of the time of replicas, of all attempts."""
     attempts: list[Attempt] = []
     timeline: list[Event] = []
 

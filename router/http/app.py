@@ -26,6 +26,7 @@ from pagelet.router.siblings import ALONE, ExplainQuestion, MetricsQuestion, Que
 from pagelet.router.state import RouterState
 from pagelet.router.states import States
 from pagelet.router.tenants.tenant import Tenant
+from pagelet.router.tenants.usage import usage_of
 from pagelet.router.tracing import TraceContext
 
 _log = logging.getLogger(__name__)
@@ -138,6 +139,10 @@ class RouterApp:
             _check_method(exchange, "GET")
             model = state.models.get_model(path.removeprefix(_MODEL), tenant)
             await exchange.answer_json(model.model_dump_json().encode())
+        elif path == "/v1/usage":
+            _check_method(exchange, "GET")
+            used = usage_of(await self._all_metrics(), tenant)
+            await exchange.answer_json(msgspec.json.encode(used))
         elif path.startswith(_EXPLAIN):
             _check_method(exchange, "GET")
             await self._explain(exchange, path.removeprefix(_EXPLAIN), tenant)
@@ -199,11 +204,14 @@ class RouterApp:
         await exchange.answer_json(b'{"status":"ready"}')
 
     async def _metrics(self, exchange: Exchange) -> None:
+        text = await self._all_metrics()
+        await exchange.answer(200, text, [(b"content-type", CONTENT_TYPE.encode())])
+
+    async def _all_metrics(self) -> bytes:
         """Of all workers together."""
         text = self._render_metrics()
-        if others := await self._siblings.ask(MetricsQuestion()):
-            text = merge([text, *others])
-        await exchange.answer(200, text, [(b"content-type", CONTENT_TYPE.encode())])
+        others = await self._siblings.ask(MetricsQuestion())
+        return merge([text, *others]) if others else text
 
     def _render_metrics(self) -> bytes:
         gauges.refresh(self.state)

@@ -63,19 +63,40 @@ class Lost(Exception):
         self.outcome = outcome
 
 
+class _Try:
+    """One attempt, from when the request goes to a replica until that has done with it."""
+
+    def __init__(
+        self, replica: Replica, ticket: Ticket, attempt: Attempt, record: RequestRecord
+    ) -> None:
+        self.replica = replica
+        self.ticket = ticket
+        self._attempt = attempt
+        self._record = record
+        self._began = replica.time.begin(time.monotonic(), record.answers)
+
+    def end(self, outcome: str, *, ok: bool = False, cached_tokens: int | None = None) -> None:
+        """Call it once."""
+        now, record = time.monotonic(), self._record
+        self._attempt.outcome = self._attempt.outcome or outcome
+        self.ticket.on_end(now, ok=ok, actual_hit_tokens=cached_tokens)
+        record.replica_seconds += self.replica.time.end(now, record.answers, self._began)
+
+
 @dataclasses.dataclass(slots=True)
 class _Opened:
     """An answer that has begun, on one replica."""
 
-    replica: Replica
+    tried: _Try
     response: Response
-    ticket: Ticket
-    attempt: Attempt
+
+    @property
+    def replica(self) -> Replica:
+        return self.tried.replica
 
     def end(self, outcome: str, *, ok: bool, cached_tokens: int | None = None) -> None:
         self.response.close()
-        self.attempt.outcome = self.attempt.outcome or outcome
-        self.ticket.on_end(time.monotonic(), ok=ok, actual_hit_tokens=cached_tokens)
+        self.tried.end(outcome, ok=ok, cached_tokens=cached_tokens)
 
 
 class Forwarding:
@@ -154,22 +175,21 @@ class Forwarding:
             replica = self._pool.replicas[decision.replica_id]
             attempt = self._record.decided(decision)
             ticket = self._pool.fleet.dispatch(self._route, decision, time.monotonic())
+            tried = _Try(replica, ticket, attempt, self._record)
             try:
                 response = await self._send(replica)
             except Lost as error:
                 lost = error
-                attempt.outcome = lost.outcome
-                ticket.on_end(time.monotonic(), ok=False)
+                tried.end(lost.outcome)
                 self._excluded.add(replica.id)
                 self._may_retry(lost)
             except BaseException:
-                attempt.outcome = "cancelled"
-                ticket.on_end(time.monotonic(), ok=False)
+                tried.end("cancelled")
                 raise
             else:
                 ticket.on_first_byte(time.monotonic())
                 self._pool.on_success(replica)
-                return _Opened(replica, response, ticket, attempt)
+                return _Opened(tried, response)
 
     async def _wait(self, lost: Lost | None) -> None:
         """Until there may be a replica to ask. Raises `ApiError` when the time is up."""
@@ -262,7 +282,7 @@ class Forwarding:
         await self._exchange.answer(response.status, body, self._headers(opened))
 
     async def _pass_on_events(self, opened: _Opened) -> None:
-        exchange, journal, ticket = self._exchange, self._journal, opened.ticket
+        exchange, journal, ticket = self._exchange, self._journal, opened.tried.ticket
         idle_timeout = self._options.idle_timeout
         if journal is not None and opened.replica.is_pagelet:
             events = journaled_events(opened.response, journal, idle_timeout)

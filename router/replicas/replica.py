@@ -7,6 +7,7 @@ from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import ProxyOptions
 from pagelet.router.replicas.breaker import Breaker
 from pagelet.router.replicas.discovery import Endpoint
+from pagelet.router.replicas.shared_time import SharedTime
 from pagelet.router.upstream.client import Upstream
 from pagelet.router.upstream.connection import Headers, UpstreamError
 
@@ -30,6 +31,8 @@ class Replica:
     model_names: list[str] = dataclasses.field(default_factory=list)
     held_until: float = float("-inf")
     """When it takes requests again, by its own Retry-After."""
+    time: SharedTime = dataclasses.field(default_factory=SharedTime)
+    """Of the answers that this process sent it."""
 
     @classmethod
     def at(cls, endpoint: Endpoint, options: ProxyOptions) -> "Replica":

@@ -56,6 +56,13 @@ def test_limits_metrics_and_explanations_are_those_of_the_whole_router(gate):
     found = metrics(gate)
     labels = 'model="sim",tenant="acme"'
     passed = statuses.count(200)
+    rows = httpx.get(f"{gate.url}/v1/usage", headers=HEADERS).json()["data"]
+    assert {row["tenant"] for row in rows} == {"acme"}
+    assert sum(row["requests"] for row in rows) == len(statuses)
+    (used,) = (row for row in rows if row["model"] == MODEL)
+    assert used["generated_tokens"] == passed
+    assert used["prompt_tokens"] == found[f"pagelet_router_prompt_tokens_total{{{labels}}}"] > 0
+    assert used["replica_seconds"] > 0
     assert found[f'pagelet_router_requests_total{{{labels},code="200"}}'] == passed
     assert found['pagelet_router_replicas{model="sim",pool="default",state="ready"}'] == 1
     assert found["pagelet_router_tenants"] == 1
