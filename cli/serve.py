@@ -11,6 +11,7 @@ from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
     CacheOptions,
     CpuOptions,
+    CudaOptions,
     DType,
     EngineOptions,
     KVCacheDType,
@@ -318,6 +319,21 @@ def serve(
             "share. [default: the share of the machine's]",
         ),
     ] = None,
+    enforce_eager: Annotated[
+        bool,
+        typer.Option(
+            "--enforce-eager",
+            help="On a GPU, launch every kernel by itself, in place of CUDA graphs for decoding.",
+        ),
+    ] = False,
+    cudagraph_capture_sizes: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Number of decoding requests to capture a CUDA graph of; give it again for more. "
+            "[default: 1, 2, 4, 8, 16, ..., 512, up to --max-num-seqs]",
+        ),
+    ] = None,
     # KV events
     kv_events_endpoint: Annotated[
         str | None,
@@ -385,6 +401,9 @@ def serve(
         ),
         parallel=ParallelOptions(
             tensor_parallel_size=tensor_parallel_size, data_parallel_size=data_parallel_size
+        ),
+        cuda=CudaOptions(
+            enforce_eager=enforce_eager, cudagraph_capture_sizes=cudagraph_capture_sizes or None
         ),
         cpu=CpuOptions(share=cpu_share, threads=cpu_threads, memory_bytes=cpu_memory),
         kv_events=KVEventsOptions(

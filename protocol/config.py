@@ -113,6 +113,16 @@ class CpuOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Memory to size weights, activations and KV cache by, in place of a share of the machine's."""
 
 
+class CudaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is particular to NVIDIA GPUs."""
+
+    enforce_eager: bool = False
+    """Launch every kernel of a step by itself, in place of one CUDA graph for all of them."""
+    cudagraph_capture_sizes: Annotated[list[PositiveInt], msgspec.Meta(min_length=1)] | None = None
+    """Numbers of decoding requests to capture a CUDA graph of at the start; a step is padded up to
+    the next one. Default: 1, 2, 4, multiples of 8 to 256 and of 16 to 512, up to `max_num_seqs`."""
+
+
 class SimulatedRunnerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The simulated runner's time model: a step of `n` tokens over a context of `c` tokens (summed
     over its requests) takes `step_seconds + n * token_seconds + c * context_token_seconds`."""
@@ -149,6 +159,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     parallel: ParallelOptions = msgspec.field(default_factory=ParallelOptions)
     cpu: CpuOptions = msgspec.field(default_factory=CpuOptions)
+    cuda: CudaOptions = msgspec.field(default_factory=CudaOptions)
     kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
     structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)
     runner: Literal["model", "simulated"] = "model"

@@ -10,7 +10,6 @@ from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import KVLayout, stage_layout
 from pagelet.engine.layers.context import (
     ALONE,
-    AttentionMetadata,
     ForwardContext,
     KVBinding,
     Ranks,
@@ -31,6 +30,14 @@ from pagelet.engine.runner.cpu_forward import (
     why_not_recorded,
 )
 from pagelet.engine.runner.device import choose_device, choose_dtype, to_device
+from pagelet.engine.runner.graphs import (
+    Forward,
+    GraphBackend,
+    GraphForward,
+    choose_capture_sizes,
+    describe_graphs,
+    make_graph_backend,
+)
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
@@ -55,9 +62,6 @@ from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.paged_attention.cpu import token_size
 from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization
 
-Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
-"""Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
-
 
 class ModelRunner:
     """One rank's model, KV cache and state rows."""
@@ -73,12 +77,14 @@ class ModelRunner:
         ranks: Ranks = ALONE,
         num_real_tokens: int | None = None,
         stage: Callable[[str], None] = lambda text: None,
+        graphs: GraphBackend | None = None,
     ) -> None:
         """Loads the weights and makes the KV cache.
 
         `weights` are the checkpoint's full tensors, or None for random ones. `num_real_tokens` is
         the tokenizer's size, if the vocabulary is padded beyond it. `stage` is told what the
-        start-up is at. Raises `ConfigurationError` if the model cannot be built so, the checkpoint
+        start-up is at. Decode steps are captured by `graphs`, by default those of the device, if it
+        has any. Raises `ConfigurationError` if the model cannot be built so, the checkpoint
         does not fit it, or memory does not suffice.
         """
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
@@ -115,6 +121,20 @@ class ModelRunner:
             self.layout, layers, self.num_blocks, page_shape, kv_dtype, self.device
         )
         self._forward = self._make_forward(options, max_model_len)
+        graphs = graphs or make_graph_backend(options.cuda, self.device)
+        if graphs is not None and ranks.pp.size == 1:
+            self._forward = GraphForward(
+                self._forward,
+                graphs,
+                choose_capture_sizes(
+                    options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
+                ),
+                num_groups=len(self.layout.groups),
+                block_size=block_size,
+                max_model_len=max_model_len,
+                device=self.device,
+                stage=stage,
+            )
         self._copies = make_copies(self.device)
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
@@ -127,7 +147,8 @@ class ModelRunner:
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
                 formats, why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
-            ),
+            )
+            + describe_graphs(self._forward),
         )
 
     def _choose_packings(
@@ -157,6 +178,11 @@ class ModelRunner:
         return lambda input_ids, positions, attention: self._model.forward(
             input_ids, positions, ForwardContext(attention, self._kv)
         )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a launched step still runs, on the device, when `launch` has returned."""
+        return self._copies.asynchronous
 
     def execute(
         self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None

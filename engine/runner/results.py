@@ -96,8 +96,6 @@ class LaunchedStep:
         self._sampled = sampled
         self._of_prompts = of_prompts
         self._pooled = pooled
-        self.asynchronous = copies.asynchronous
-        """Whether `result` waits for a device."""
         tensors: list[torch.Tensor] = []
         if sampled is not None:
             tensors += [sampled.token_ids, sampled.broken]
