@@ -21,6 +21,7 @@ from pagelet.protocol.config import (
     Quantization,
     SchedulerOptions,
     SimulatedRunnerOptions,
+    Task,
 )
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -44,6 +45,12 @@ def _parse_block_size(text: str) -> int:
     if text not in ("8", "16", "32", "64", "128"):
         raise typer.BadParameter(f"{text} is not one of 8, 16, 32, 64 and 128")
     return int(text)
+
+
+def _parse_score_tokens(text: str) -> str:
+    if len(words := text.split(",")) != 2 or not all(words):
+        raise typer.BadParameter(f"{text!r} is not two words with a comma between, such as no,yes")
+    return text
 
 
 def _check_share(value: float | None) -> float | None:
@@ -228,6 +235,28 @@ def serve(
             min=1, help="Longest prompt and answer together, in tokens. [default: the model's]"
         ),
     ] = None,
+    task: Annotated[
+        Task,
+        typer.Option(
+            help="What the model is for. auto: embed for a model of sentence-transformers or one "
+            "without a head, score for a classifier of sequences, else generate."
+        ),
+    ] = "auto",
+    pooling: Annotated[
+        Literal["last", "mean", "cls"] | None,
+        typer.Option(
+            help="Which tokens' states become an embedding: the last one's, the mean of all, or "
+            "the first one's. [default: the model's, else last]"
+        ),
+    ] = None,
+    score_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NO,YES",
+            parser=_parse_score_tokens,
+            help="Score by how likely a generating model says YES rather than NO.",
+        ),
+    ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU if there is one.")
     ] = "auto",
@@ -383,6 +412,9 @@ def serve(
             quantization=quantization,
             max_model_len=max_model_len,
             load_format=load_format,
+            task=task,
+            pooling=pooling,
+            score_tokens=score_tokens.split(",") if score_tokens else [],
         ),
         cache=CacheOptions(
             block_size=block_size,  # type: ignore[arg-type]

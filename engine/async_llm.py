@@ -31,6 +31,7 @@ from pagelet.protocol.engine import (
     AbortRequests,
     EngineCoreOutputs,
     EngineCoreReady,
+    EngineCoreRequest,
     SchedulerStats,
 )
 from pagelet.protocol.structured import StructuredOutput
@@ -278,10 +279,39 @@ class AsyncLLM:
             structured = await self._check_grammar(sampling.structured)
             for request in requests:
                 request.structured = structured
+        return self._start(wanted, len(requests[0].prompt_token_ids))
+
+    def pool(
+        self,
+        prompt: list[int],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        shared_prefix_tokens: int = 0,
+    ) -> RequestStream:
+        """Starts to compute a prompt's vector, which the stream's only delta has in `pooled`.
+
+        Raises as `generate`.
+        """
+        request = self.processor.process_pooled(
+            prompt,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            shared_prefix_tokens=shared_prefix_tokens,
+            arrival_time=time.monotonic(),
+        )
+        return self._start([(0, request)], len(prompt))
+
+    def _start(
+        self, wanted: Sequence[tuple[int, EngineCoreRequest]], num_prompt_tokens: int
+    ) -> RequestStream:
+        """Hands a prompt's requests, each with the index of its answer, to a core."""
         engine = self._least_loaded()
         stream = RequestStream(len(wanted), self._abort_stream)
         stream.engine_index = engine.client.engine_index
-        stream.num_prompt_tokens = len(requests[0].prompt_token_ids)
+        stream.num_prompt_tokens = num_prompt_tokens
         for index, request in wanted:
             request.request_id = next(self._ids)
             goes_on = self._outputs.register(
@@ -347,6 +377,18 @@ class AsyncLLM:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises `InvalidRequest` if it is far too long for the model."""
         return await self._in_thread(lambda: self.prompts.encode(text, add_special_tokens))
+
+    async def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` of each text."""
+        return await self._in_thread(lambda: self.prompts.encode_batch(texts, add_special_tokens))
+
+    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Token ids of prompts of a query and a document each. Raises `InvalidRequest`."""
+        return await self._in_thread(
+            lambda: [self.processor.encode_pair(query, document) for query, document in pairs]
+        )
 
     async def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

@@ -215,7 +215,10 @@ class OutputProcessor:
             answer.scheduled = output.scheduled_time
         if output.num_cached_tokens:
             answer.num_cached = output.num_cached_tokens
+        if output.pooled is not None:
+            answer.first_token = answer.last_token = now  # when the prompt was computed
         delta = answer.delta(text, token_ids)
+        delta.pooled = output.pooled
         if answer.resumed_text:
             delta.resumed_text = answer.take_resumed_text()
         if stopped is not None:

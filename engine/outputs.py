@@ -44,6 +44,8 @@ class RequestOutput:
     error: str | None = None
     request_fault: bool = False
     """Whether the request is the reason of the error, and would fail again."""
+    pooled: bytes | None = None
+    """The prompt's vector, float32, where that was asked for and no text."""
     resumed_text: str = ""
     """With the first delta of an answer that another engine began: the text that it passed on."""
 

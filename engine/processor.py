@@ -61,6 +61,7 @@ class Processor:
             max_model_len=max_model_len,
         )
         self.pooling = config.pooling
+        self._templated_pairs = options.chat_template is not None or bool(options.score_tokens)
         self._score_token_ids = [
             _score_token_id(tokenizer, token)
             for token in (config.pooling and config.pooling.score_tokens) or ()
@@ -140,6 +141,25 @@ class Processor:
             if answer.begun:
                 request.params.prompt_logprobs = None  # they were passed on
         return requests
+
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """The prompt that scores a document: by the chat template, with the roles `query` and
+        `document`, where the model says yes or no in words or `--chat-template` gives one, and else
+        as the tokenizer joins two texts. Raises InvalidRequest."""
+        if not self._templated_pairs:
+            self.prompts.check_length(query)
+            self.prompts.check_length(document)
+            return self.prompts.tokenizer.encode_pair(query, document)
+        texts = {"query": query, "document": document}
+        messages = [{"role": role, "content": text} for role, text in texts.items()]
+        prompt = self.prompts.render_chat(messages)
+        for role, text in texts.items():
+            if text.strip() not in prompt:
+                raise InvalidRequest(
+                    f"the chat template does not show messages of the role {role!r}: start the "
+                    "server with --chat-template and one that was made for scoring"
+                )
+        return self.prompts.encode(prompt, add_special_tokens=False)
 
     def process_pooled(
         self,

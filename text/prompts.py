@@ -37,6 +37,14 @@ class PromptEncoder:
         self.check_length(text)
         return self.tokenizer.encode(text, add_special_tokens)
 
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` of each text, in parallel."""
+        for text in texts:
+            self.check_length(text)
+        return self.tokenizer.encode_batch(texts, add_special_tokens)
+
     def check_length(self, text: str) -> None:
         """Raises InvalidRequest for a text that is too long to fit, however it is cut into tokens:
         megabytes of it would take the tokenizer minutes and gigabytes, only to be refused."""

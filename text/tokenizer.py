@@ -64,6 +64,12 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), False, add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, joined as the tokenizer does for models that compare them. Raises
+        InvalidRequest as `encode`."""
+        check_unicode("prompt", first, second)
+        return self.backend.encode(first, second).ids
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all of these tokens. Ids without a token add nothing."""
         known = [token_id for token_id in token_ids if 0 <= token_id <= MAX_TOKEN_ID]

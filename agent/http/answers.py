@@ -38,7 +38,7 @@ class Answers:
         self._server = server
         self._num_answers = max(1, num_answers)
         self._admitted = num_prompts * self._num_answers
-        _admit(server, self._admitted)
+        admit(server, self._admitted)
         self._streams: list[RequestStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
         self._generated: dict[tuple[int, int], int] = {}
@@ -167,7 +167,9 @@ def given_prompts(token_ids: list[list[int]], num_prompts: int) -> list[list[int
     return token_ids
 
 
-def _admit(server: Server, num_answers: int) -> None:
+def admit(server: Server, num_answers: int) -> None:
+    """Counts answers, or vectors, as in flight until they are released. Raises `ApiError` if the
+    server is full."""
     bound = server.admission.bound
     if bound is not None and num_answers > bound:
         raise ApiError(

@@ -7,7 +7,16 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
-from pagelet.agent.http import chat, completions, operations, render, replica, tokens
+from pagelet.agent.http import (
+    chat,
+    completions,
+    embeddings,
+    operations,
+    render,
+    replica,
+    scores,
+    tokens,
+)
 from pagelet.agent.http.errors import add_error_handlers
 from pagelet.agent.http.gate import Gate
 from pagelet.agent.http.messages import route as messages
@@ -19,8 +28,10 @@ from pagelet.engine.async_llm import AsyncLLM
 from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
+from pagelet.protocol.openai.embeddings import EmbeddingRequest
 from pagelet.protocol.openai.fields import RequestBody
 from pagelet.protocol.openai.responses import ResponseRequest
+from pagelet.protocol.openai.scores import RerankRequest, ScoreRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[RequestBody]] = {
@@ -31,6 +42,9 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/responses": ResponseRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/v1/rerank": RerankRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -44,7 +58,10 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     server = Server(llm, settings, metrics)
     app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
-    for module in (chat, completions, responses, messages, tokens, operations, render, replica):
+    for module in (
+        *(chat, completions, responses, messages, embeddings, scores),
+        *(tokens, operations, render, replica),
+    ):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(Gate, server=server)

@@ -14,8 +14,8 @@ def pool_states(
     rows: RequestRows,
     finish: Callable[[torch.Tensor, list[int]], torch.Tensor],
 ) -> dict[int, torch.Tensor]:
-    """The vectors, float32, of the prompts that end in this step, by index in the batch; the others'
-    shares are kept in their rows.
+    """The vectors, float32, of the prompts that end in this step, by index in the batch. The
+    others' shares are kept in their rows.
 
     hidden: [num_tokens, hidden_size]. `finish(state, token_ids)` makes a vector of a pooled state
     [1, hidden_size]. A mean is summed in float64, so that it does not depend on how the prompt was

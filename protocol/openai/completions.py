@@ -29,6 +29,15 @@ Prompt = Annotated[
 ]
 
 
+def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The prompts of a batch, each text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [given]
+    return list(given)
+
+
 class CompletionRequest(GenerationRequest):
     """`max_tokens` defaults to 16, as in OpenAI's API."""
 
@@ -53,11 +62,7 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts of the batch, each text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)
+        return prompts_of(self.prompt)
 
 
 class CompletionLogprobs(ResponseBody):

@@ -27,16 +27,20 @@ from pagelet.router.tokens.tokeniser import CHAT, COMPLETIONS, Prompts
 from pagelet.router.tracing import TraceContext
 from pagelet.router.upstream.connection import Headers
 
+_SCORING: Final = ("/v2/rerank", "/v1/rerank", "/rerank", "/v1/score", "/score")
 PATHS: Final = frozenset(
     (
         *(CHAT, COMPLETIONS, f"{CHAT}/render", f"{COMPLETIONS}/render"),
         *("/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
-        *("/v1/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify"),
+        *_SCORING,
+        *("/pooling", "/classify"),
         *("/tokenize", "/detokenize"),
     )
 )
 """Where clients may POST JSON that names a model."""
-_GENERATING: Final = frozenset((CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"))
+_CACHING: Final = frozenset(
+    (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/embeddings", *_SCORING)
+)
 """Replicas take hints there, so that what they cache of a prompt is its tenant's own."""
 _MODEL_OPTIONAL: Final = frozenset(("/tokenize", "/detokenize"))
 _SEED_BITS: Final = 63
@@ -85,7 +89,7 @@ class Inference:
         record.model = self.state.models.label(model.route)  # the first replica may have told it
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
-            generates = self.exchange.path in _GENERATING
+            caches = self.exchange.path in _CACHING
             tokenises = self.exchange.path in (CHAT, COMPLETIONS)
             if tokenises:
                 prompts = await tokeniser.tokenise(self.exchange.path, body.data, salt)
@@ -97,7 +101,7 @@ class Inference:
                 method=self.exchange.method,
                 target=self.exchange.target,
                 headers=self._headers(),
-                body=_Bodies(body, salt, prompts, resumable).body if generates else self._as_it_is,
+                body=_Bodies(body, salt, prompts, resumable).body if caches else self._as_it_is,
                 stream=body.stream,
                 journal=(
                     Journal(body.num_answers, body.n, body.includes_usage) if resumable else None

@@ -28,6 +28,8 @@ class _Fields(msgspec.Struct):
     messages: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     input: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    text_2: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
@@ -92,7 +94,10 @@ class RequestBody:
         """What the request is about, as the client spelled it: prompts that begin alike do so
         here, too."""
         fields = self._fields
-        for raw in (fields.messages, fields.prompt, fields.input):
+        for raw in (
+            *(fields.messages, fields.prompt, fields.input),
+            *(fields.documents, fields.text_2),
+        ):
             if (text := bytes(raw)) != b"null":
                 return text
         return b""

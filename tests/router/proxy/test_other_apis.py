@@ -10,7 +10,9 @@ from pagelet.router.tenants.key_file import digest_entry
 from support.scripted_replica import ScriptedReplica, error, stream
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score", "/rerank"]
+)
 async def test_a_tenants_cache_is_its_own(routed, tmp_path, path) -> None:
     tenants = [
         {"name": name, "keys": [{"hash": digest_entry(key_digest(name))}]} for name in ("a", "b")

@@ -1,0 +1,67 @@
+"""The vectors of an HTTP request's prompts: admitted together, ended together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pagelet.agent.http.answers import admit
+from pagelet.agent.http.server import Server
+from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.outputs import EngineDead
+from pagelet.engine.processor import truncated
+from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.openai.common import Usage, make_usage
+from pagelet.protocol.openai.pooling import PoolingRequest
+from pagelet.protocol.openai.routing import RouterHints
+
+Vector = npt.NDArray[np.float32]
+
+
+async def pool_prompts(
+    server: Server, prompts: Sequence[list[int]], body: PoolingRequest, request_id: str
+) -> tuple[list[Vector], Usage]:
+    """A vector each, as the model gives it. Raises `ApiError`, `InvalidRequest` or `EngineDead`."""
+    llm = server.llm
+    if body.priority and llm.options.scheduler.policy != "priority":
+        raise InvalidRequest(
+            "'priority' has no effect here: this server takes requests in order of arrival "
+            "(scheduler policy 'fcfs').",
+            "priority",
+        )
+    hints = body.pagelet or RouterHints()
+    limit = body.truncate_prompt_tokens
+    limit = llm.max_model_len if limit == -1 else limit
+    streams: list[RequestStream] = []
+    admit(server, len(prompts))
+    try:
+        for number, prompt in enumerate(prompts):
+            stream = llm.pool(
+                truncated(prompt, limit),
+                request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
+                shared_prefix_tokens=hints.shared_prefix_tokens,
+            )
+            streams.append(stream)
+            server.metrics.on_request(stream.engine_index, 1)
+        vectors, cached = [], 0
+        for stream in streams:
+            async for output in stream:
+                if output.pooled is None:
+                    raise EngineDead(output.error or "the answer was broken off")
+                vectors.append(np.frombuffer(output.pooled, np.float32))
+                cached += output.num_cached_tokens
+    finally:
+        for stream in streams:
+            stream.close()
+        server.admission.release(len(prompts))
+    return vectors, make_usage(sum(stream.num_prompt_tokens for stream in streams), 0, cached)
+
+
+def normalized(vectors: Sequence[Vector]) -> Vector:
+    """The vectors [num_vectors, size] with a length of 1."""
+    stacked = np.stack(vectors).astype(np.float64)
+    lengths = np.linalg.norm(stacked, axis=1, keepdims=True)
+    unit: Vector = (stacked / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return unit

@@ -1,0 +1,62 @@
+"""How well texts answer one another: `POST /v1/score` and `POST /v1/rerank` (shapes as in vLLM, and
+of the second as in Jina's and Cohere's API)."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from pagelet.protocol.openai.fields import Integer, RequestBody, StringOrStrings, invalid
+from pagelet.protocol.openai.pooling import PoolingRequest
+
+MOST_TEXTS = 2048
+
+
+class ScoreRequest(PoolingRequest):
+    """Each text of the first list with the one in its place in the second, or one with all.
+    `queries` and `documents` are other names of `text_1` and `text_2`."""
+
+    text_1: Annotated[StringOrStrings, Field(min_length=1)] | None = None
+    text_2: Annotated[StringOrStrings, Field(min_length=1)] | None = None
+    queries: Annotated[StringOrStrings, Field(min_length=1)] | None = None
+    documents: Annotated[StringOrStrings, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "ScoreRequest":
+        for name, other in (("text_1", "queries"), ("text_2", "documents")):
+            if (getattr(self, name) is None) == (getattr(self, other) is None):
+                raise invalid(name, f"or {other!r} must be given, and not both")
+        first, second = self.texts()
+        if len(first) not in (1, len(second)):
+            raise invalid(
+                "text_1",
+                f"must be one text, or as many as 'text_2' has: {len(second)}, not {len(first)}",
+            )
+        return self
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Both lists."""
+        return self.text_1 or self.queries or [], self.text_2 or self.documents or []
+
+
+class Document(RequestBody):
+    """A document as an object."""
+
+    text: str
+
+
+def _text(document: Any) -> str:
+    return document.text if isinstance(document, Document) else str(document)
+
+
+class RerankRequest(PoolingRequest):
+    """`documents` in the order of their relevance to `query`."""
+
+    query: str
+    documents: Annotated[list[str | Document], Field(min_length=1, fail_fast=True)]
+    top_n: Annotated[Integer, Field(ge=0)] | None = None
+    """Answer with so many; 0 or none: with all."""
+    return_documents: bool = True
+
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [_text(document) for document in self.documents]
