@@ -320,8 +320,21 @@ def serve(
     ] = _SCHEDULER.async_scheduling,
     # Processes
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Processes (GPUs) that share one copy of the model.")
+        int, typer.Option(min=1, help="Processes (GPUs) that divide each layer of the model.")
     ] = _PARALLEL.tensor_parallel_size,
+    pipeline_parallel_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Stages that divide the layers, with --tensor-parallel-size processes each."
+        ),
+    ] = _PARALLEL.pipeline_parallel_size,
+    enable_expert_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--enable-expert-parallel",
+            help="Divide a mixture's experts over the processes, in place of each expert.",
+        ),
+    ] = _PARALLEL.enable_expert_parallel,
     data_parallel_size: Annotated[
         int, typer.Option(min=1, help="Copies of the model, each with an engine of its own.")
     ] = _PARALLEL.data_parallel_size,
@@ -432,7 +445,10 @@ def serve(
             async_scheduling=async_scheduling,
         ),
         parallel=ParallelOptions(
-            tensor_parallel_size=tensor_parallel_size, data_parallel_size=data_parallel_size
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            data_parallel_size=data_parallel_size,
+            enable_expert_parallel=enable_expert_parallel,
         ),
         cuda=CudaOptions(
             enforce_eager=enforce_eager, cudagraph_capture_sizes=cudagraph_capture_sizes or None

@@ -26,7 +26,8 @@ def check_gpus(*, needed: int = 0) -> list[Finding]:
                 name="GPUs",
                 status="fail",
                 summary=f"{len(driver['gpus'])} here, {needed} needed",
-                advice="lower --tensor-parallel-size or --data-parallel-size",
+                advice="lower --tensor-parallel-size, --pipeline-parallel-size or "
+                "--data-parallel-size",
             )
         )
     return [*findings, check_nccl()]

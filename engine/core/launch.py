@@ -37,12 +37,12 @@ def gpu_environment(
     options: EngineOptions, engine_index: int, own: Mapping[str, str]
 ) -> dict[str, str]:
     """What a data-parallel rank's environment needs beside `own`, so that it sees the GPUs that
-    are its own and no others: the i-th `tensor_parallel_size` of those that this process sees."""
+    are its own and no others: the i-th `num_ranks` of those that this process sees."""
     parallel = options.parallel
     if parallel.data_parallel_size == 1 or options.device == "cpu":
         return {}
     visible = own.get("CUDA_VISIBLE_DEVICES")
-    size = parallel.tensor_parallel_size
+    size = parallel.num_ranks
     every = (
         [str(index) for index in range(size * parallel.data_parallel_size)]
         if visible is None

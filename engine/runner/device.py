@@ -18,15 +18,15 @@ _BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def choose_device(asked: str, rank: int = 0) -> torch.device:
-    """The device of a tensor-parallel rank. `auto` is a GPU where there is one. Raises
-    `ConfigurationError` if the asked-for one is not there."""
+    """The device of the rank of this number on the machine. `auto` is a GPU where there is one.
+    Raises `ConfigurationError` if the asked-for one is not there."""
     num_gpus = torch.cuda.device_count()
     if asked == "cpu" or (asked == "auto" and num_gpus == 0):
         return torch.device("cpu")
     if num_gpus <= rank:
         raise ConfigurationError(
             f"rank {rank} needs a GPU of its own but torch sees {num_gpus}: lower "
-            f"--tensor-parallel-size to {num_gpus}"
+            f"--tensor-parallel-size x --pipeline-parallel-size to {num_gpus}"
             if num_gpus
             else "torch sees no CUDA device: check the driver, or give --device cpu"
         )

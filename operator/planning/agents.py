@@ -178,8 +178,8 @@ def _arguments(
     cpu, engine = service.spec.resources.cpu, revision.engine
     if cpu is not None and service.spec.accelerator is None:
         # There is no CPU limit from which the engine could learn it.
-        ranks = engine.tensor_parallel_size * engine.data_parallel_size
-        threads = max(1, math.floor(parse_quantity(cpu) / ranks))
+        # The ranks of a copy of the model share its threads.
+        threads = max(1, math.floor(parse_quantity(cpu) / engine.data_parallel_size))
         arguments += ["--cpu-threads", str(threads)]
     return arguments
 

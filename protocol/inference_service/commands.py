@@ -68,6 +68,7 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
     simulated = engine.simulated
     options: list[tuple[str, object, object]] = [
         ("tensor-parallel-size", engine.tensor_parallel_size, default.tensor_parallel_size),
+        ("pipeline-parallel-size", engine.pipeline_parallel_size, default.pipeline_parallel_size),
         ("data-parallel-size", engine.data_parallel_size, default.data_parallel_size),
         ("dtype", engine.dtype, default.dtype),
         ("quantization", engine.quantization, default.quantization),
@@ -100,6 +101,8 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         arguments.append("--no-enable-prefix-caching")
     if not engine.async_scheduling:
         arguments.append("--no-async-scheduling")
+    if engine.expert_parallel:
+        arguments.append("--enable-expert-parallel")
     return arguments
 
 

@@ -137,7 +137,8 @@ def _present(part: P | None) -> P:
 
 
 def _ranks(engine: EngineSpec) -> int:
-    return engine.tensor_parallel_size * engine.data_parallel_size
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return ranks * engine.data_parallel_size
 
 
 def _kv_fits(spec: ServiceSpec, engine: EngineSpec) -> bool:
@@ -183,19 +184,22 @@ def _engine_rules(
         )
 
     tensor, data = f"{engine}.tensorParallelSize", f"{engine}.dataParallelSize"
+    pipeline = f"{engine}.pipelineParallelSize"
+    ranks = f"{tensor} * {pipeline} * {data}"
     kv = f"{engine}.kvCache.memory"
     limit = "self.resources.memory"
     return [
         rule(
             at="accelerator",
-            holds=f"!has(self.accelerator) || {tensor} * {data} == self.accelerator.count",
-            message="tensorParallelSize {tensor} x dataParallelSize {data} needs {ranks} of "
-            "{resource} a replica, and accelerator.count is {count}: set it to {ranks}, or the "
-            "sizes so that their product is {count}",
+            holds=f"!has(self.accelerator) || {ranks} == self.accelerator.count",
+            message="tensorParallelSize {tensor} x pipelineParallelSize {pipeline} x "
+            "dataParallelSize {data} needs {ranks} of {resource} a replica, and accelerator.count "
+            "is {count}: set it to {ranks}, or the sizes so that their product is {count}",
             values={
                 "tensor": (tensor, value(lambda e: e.tensor_parallel_size)),
+                "pipeline": (pipeline, value(lambda e: e.pipeline_parallel_size)),
                 "data": (data, value(lambda e: e.data_parallel_size)),
-                "ranks": (f"{tensor} * {data}", value(_ranks)),
+                "ranks": (ranks, value(_ranks)),
                 "resource": (
                     "self.accelerator.resourceName",
                     lambda spec: _present(spec.accelerator).resource_name,

@@ -147,7 +147,11 @@ class EngineSpec(Part, kw_only=True):
     """The engine's settings; each is the option of `pagelet serve` of the same name."""
 
     tensor_parallel_size: PositiveInt = 1
-    """Processes (GPUs) that share one copy of the model."""
+    """Processes (GPUs) that divide each layer of the model."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Stages that divide the layers, with tensorParallelSize processes each."""
+    expert_parallel: bool = False
+    """Divide a mixture's experts over the processes, in place of each expert."""
     data_parallel_size: PositiveInt = 1
     """Copies of the model in a replica, each with an engine of its own."""
     dtype: DType = "auto"
@@ -187,7 +191,8 @@ class Accelerator(Part, kw_only=True):
     resource_name: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9.-]+/[-A-Za-z0-9_.]+$")]
     """The extended resource that the node's device plugin offers, such as `nvidia.com/gpu`."""
     count: PositiveInt = 1
-    """How many of them a replica gets: tensorParallelSize x dataParallelSize."""
+    """How many of them a replica gets: tensorParallelSize x pipelineParallelSize x
+    dataParallelSize."""
 
 
 class Resources(Part, kw_only=True):

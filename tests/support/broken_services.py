@@ -181,8 +181,9 @@ BROKEN = [
         "accelerators",
         service(accelerator=GPUS, engine={"tensorParallelSize": 3}),
         "spec.accelerator",
-        "engine.tensorParallelSize 3 x dataParallelSize 1 needs 3 of nvidia.com/gpu a replica, and "
-        "accelerator.count is 2: set it to 3, or the sizes so that their product is 2",
+        "engine.tensorParallelSize 3 x pipelineParallelSize 1 x dataParallelSize 1 needs 3 of "
+        "nvidia.com/gpu a replica, and accelerator.count is 2: set it to 3, or the sizes so that "
+        "their product is 2",
     ),
     Broken(
         "canary's accelerators",
@@ -192,8 +193,9 @@ BROKEN = [
             canary={"weight": 1, "engine": {"dataParallelSize": 4}},
         ),
         "spec.canary",
-        "canary.engine.tensorParallelSize 1 x dataParallelSize 4 needs 4 of nvidia.com/gpu a "
-        "replica, and accelerator.count is 2: set it to 4, or the sizes so that their product is 2",
+        "canary.engine.tensorParallelSize 1 x pipelineParallelSize 1 x dataParallelSize 4 needs 4 "
+        "of nvidia.com/gpu a replica, and accelerator.count is 2: set it to 4, or the sizes so "
+        "that their product is 2",
     ),
     Broken(
         "KV cache dtype",

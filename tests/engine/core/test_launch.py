@@ -25,6 +25,12 @@ def test_each_rank_sees_its_own(rank: int, own: dict[str, str], expected: str) -
     assert gpu_environment(options(2, 2), rank, own) == {"CUDA_VISIBLE_DEVICES": expected}
 
 
+def test_a_rank_of_stages_sees_the_gpus_of_all_of_them() -> None:
+    of_stages = options(2, 2)
+    of_stages.parallel.pipeline_parallel_size = 2
+    assert gpu_environment(of_stages, 1, {}) == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+
+
 def test_a_single_rank_sees_what_its_parent_sees() -> None:
     assert gpu_environment(options(1, 4), 0, {}) == {}
 
