@@ -10,6 +10,10 @@ from pagelet.protocol.engine import TokenLogprobs
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
+MAX_DRAFT_TOKENS = 64
+"""Of all requests in one step: each has logits of its own, for which memory is set aside. With more
+requests than that a step is bound by arithmetic, and drafts bring little."""
+
 
 class NewRequestData(msgspec.Struct, array_like=True):
     """A request that the runner does not hold: new, or resumed after a preemption."""
@@ -27,7 +31,8 @@ class NewRequestData(msgspec.Struct, array_like=True):
 
 
 class ScheduledRequest(msgspec.Struct, array_like=True):
-    """One request's share of a step: its tokens [num_computed, num_computed + num_tokens).
+    """One request's share of a step: its tokens [num_computed, num_computed + num_tokens), drafts
+    included.
 
     Token ids beyond those the runner was given are the ones that it sampled itself in earlier
     steps, perhaps not yet known to the scheduler (asynchronous scheduling)."""
@@ -36,9 +41,15 @@ class ScheduledRequest(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     num_tokens: int
     samples: bool
-    """Whether the last of these tokens is the last known one, so that the next is sampled."""
+    """Whether these tokens go up to the last known one, so that the next is sampled."""
     new_block_ids: list[list[int]] | None = None
     """Blocks appended to the table of each KV group in this step."""
+    draft_token_ids: list[int] = []
+    """The last of these tokens, where they are guesses: a token is sampled after the last known one
+    and after each guess, and counts up to the first that differs from its guess."""
+    num_proposals: int = 0
+    """How many tokens a draft model is to propose after this step's; in the middle of a prefill it
+    only reads along."""
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True):
@@ -61,7 +72,8 @@ class TokenMasks(msgspec.Struct, array_like=True):
     step before; the forward pass need not wait for them."""
 
     words: bytes
-    """For each of the plan's `constrained` a row of int32 words, a bit for each token id."""
+    """For each of the plan's `constrained` a row of int32 words, a bit for each token id; then one
+    for the token after each of its drafts."""
 
 
 class SampledToken(msgspec.Struct, array_like=True):
@@ -69,7 +81,8 @@ class SampledToken(msgspec.Struct, array_like=True):
 
     request_id: int
     token_ids: list[int]
-    """The sampled tokens; empty in the middle of a prefill."""
+    """The sampled tokens: those that equal their drafts, and the one after; empty in the middle of
+    a prefill."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Logprobs of the prompt tokens that follow the computed ones (position p predicts p + 1)."""
@@ -77,6 +90,8 @@ class SampledToken(msgspec.Struct, array_like=True):
     """Why this request cannot go on, such as logits that are not numbers; others do."""
     pooled: bytes | None = None
     """The vector of a request that asked for one, float32."""
+    draft_token_ids: list[int] = []
+    """What a draft model says comes next."""
 
 
 class RunnerOutput(msgspec.Struct, array_like=True):

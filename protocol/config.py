@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pagelet.protocol.pooling import PoolingType
+from pagelet.protocol.speculation import SpeculationOptions
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
@@ -162,6 +163,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cuda: CudaOptions = msgspec.field(default_factory=CudaOptions)
     kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
     structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)
+    speculation: SpeculationOptions | None = None
+    """Speculative decoding; None: off."""
     runner: Literal["model", "simulated"] = "model"
     simulated: SimulatedRunnerOptions = msgspec.field(default_factory=SimulatedRunnerOptions)
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -105,6 +105,17 @@ class BlockResidency(msgspec.Struct, array_like=True):
     """From one use to the next."""
 
 
+class SpeculationStats(msgspec.Struct, array_like=True):
+    """Counts of speculative decoding since the last message."""
+
+    num_drafts: int = 0
+    """Times that tokens were drafted for a request."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = []
+    """Of the first token of a draft, the second, ..., as far as any was accepted."""
+
+
 class SchedulerStats(msgspec.Struct, array_like=True):
     """The scheduler's state after a step, and what was counted since the last message."""
 
@@ -129,6 +140,8 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     """As measured; 0.0 until it is known."""
     decode_step_seconds: float = 0.0
     """Of a step of decodes alone, as measured; 0.0 until there was one."""
+    speculation: SpeculationStats | None = None
+    """None while it is off."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):
@@ -165,4 +178,10 @@ class EngineCoreReady(msgspec.Struct, array_like=True, tag="ready"):
     """None if no events are published, or to a socket of someone else's."""
 
 
-FromCore = EngineCoreOutputs | EngineCoreReady
+class EngineCoreFailed(msgspec.Struct, array_like=True, tag="failed"):
+    """The last frame of a core whose executor failed, such as when a rank was killed."""
+
+    error: str
+
+
+FromCore = EngineCoreOutputs | EngineCoreReady | EngineCoreFailed

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
 import numpy as np
+import numpy.typing as npt
 
 from pagelet.engine.scheduler.request import Request
 from pagelet.engine.step import SchedulerOutput, TokenMasks
@@ -89,20 +90,41 @@ class ConstrainedRequests:
         """Which tokens a step may draw, all earlier steps being done; and the requests that cannot
         go on, whose masks mean nothing, as do those of requests that have ended meanwhile."""
         width = mask_words(self.store.vocabulary.size)
-        words = np.full((len(plan.constrained), width), -1, np.int32)
-        stuck = []
-        for row, index in zip(words, plan.constrained, strict=True):
-            request = requests.get(plan.scheduled[index].request_id)
-            if request is None or request.constraint is None or request.constraint.fill(row):
+        entries = [plan.scheduled[index] for index in plan.constrained]
+        num_rows = sum(1 + len(entry.draft_token_ids) for entry in entries)
+        words = np.full((num_rows, width), -1, np.int32)
+        stuck, first = [], 0
+        for entry in entries:
+            rows = words[first : first + 1 + len(entry.draft_token_ids)]
+            first += len(rows)
+            request = requests.get(entry.request_id)
+            if request is None or request.constraint is None:
                 continue
-            row.fill(-1)
-            stuck.append(request)
+            if not request.constraint.fill(rows[0]):
+                rows[0].fill(-1)
+                stuck.append(request)
+            elif entry.draft_token_ids:
+                _fill_drafts(rows[1:], request.constraint, entry.draft_token_ids)
         return TokenMasks(words.tobytes()), stuck
 
     def close(self) -> None:
         """Ends the thread that compiles."""
         if self._store is not None:
             self._store.close()
+
+
+def _fill_drafts(
+    rows: npt.NDArray[np.int32], constraint: ConstrainedAnswer, draft_token_ids: list[int]
+) -> None:
+    """The masks after each draft, all of which the grammar allows. After one that completes the
+    answer nothing is drawn that counts."""
+    answer = constraint.fork()
+    for row, token_id in zip(rows, draft_token_ids, strict=True):
+        if not answer.accept(token_id) or answer.finished:
+            return
+        if not answer.fill(row):
+            row.fill(0)  # too complex from here on: an error if it comes to that
+            return
 
 
 def _begin(

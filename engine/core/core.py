@@ -12,6 +12,7 @@ from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.scheduler import Scheduler
 from pagelet.engine.scheduler.speed import MeasuredSpeed
+from pagelet.engine.speculation.speculation import Speculation
 from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.engine.structured.backend import GrammarError, Matcher
@@ -34,10 +35,16 @@ _CPU_STEP_SECONDS = 0.1
 class _InFlight:
     """A step that the executor has, and when it took how long."""
 
-    __slots__ = ("began", "ended", "future", "masks", "plan")
+    __slots__ = ("began", "ended", "follows", "future", "masks", "plan", "waited")
 
-    def __init__(self, plan: SchedulerOutput, executor: Executor) -> None:
+    def __init__(
+        self, plan: SchedulerOutput, executor: Executor, follows: bool, waited: bool
+    ) -> None:
         self.plan = plan
+        self.follows = follows
+        """Whether it was planned as soon as could be after the step before."""
+        self.waited = waited
+        """Whether that was only when the tokens of the step before were known, for drafts."""
         self.began = time.monotonic()
         self.ended = 0.0
         """0.0 for a moment after the result is there."""
@@ -82,14 +89,18 @@ class EngineCore:
         self.max_step_seconds = target
         self._budget = StepBudget(scheduler.max_num_batched_tokens, target)
         self._stages = options.parallel.pipeline_parallel_size if scheduler.async_scheduling else 1
+        wanted = options.speculation
+        self._speculation = None if wanted is None else Speculation(wanted)
         self.scheduler = Scheduler(
-            scheduler, self.kv, max_model_len, self._budget, num_stages=self._stages
+            scheduler, self.kv, max_model_len, self._budget, self._stages, self._speculation
         )
         self.max_model_len = max_model_len
         depth = max(_STEPS_IN_FLIGHT, self._stages)
         self._depth = depth if scheduler.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._last_ended = 0.0
+        self._goes_on = False
+        """Whether requests ran on after the last step."""
         self._speed = MeasuredSpeed()
         self._rejected: list[EngineCoreOutput] = []
         self.on_wake: Callable[[], None] = lambda: None
@@ -176,10 +187,14 @@ class EngineCore:
         if self._constrained.has_compiled:
             self._take_compiled()
         while len(self._in_flight) < self._depth:
+            if self._in_flight and self.scheduler.awaits_tokens:
+                return
+            follows = bool(self._in_flight) or self._goes_on
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            self._in_flight.append(_InFlight(plan, self.executor))
+            waited = self._speculation is not None and self._speculation.take_waits()
+            self._in_flight.append(_InFlight(plan, self.executor, follows, waited))
             # A pipeline's steps draw for requests of which no token is on its way.
             if len(self._in_flight) == 1 or self._stages > 1:
                 self._give_masks(self._in_flight[-1])
@@ -207,6 +222,7 @@ class EngineCore:
             self._in_flight.popleft()
             self._observe(step)
             outputs += self.scheduler.update(step.plan, result)
+            self._goes_on = bool(self.scheduler.running)
             if self._in_flight:
                 self._give_masks(self._in_flight[0])
             num_tokens = step.plan.num_tokens
@@ -215,12 +231,19 @@ class EngineCore:
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
 
     def _observe(self, step: _InFlight) -> None:
-        decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
+        drafts = sum(len(entry.draft_token_ids) for entry in step.plan.scheduled)
+        decodes = sum(
+            entry.num_tokens - len(entry.draft_token_ids) == 1 for entry in step.plan.scheduled
+        )
+        prompt_tokens = step.plan.num_tokens - decodes - drafts
         # With two in flight a step begins to run when the one before it ends.
         ended = step.ended or time.monotonic()
         seconds = ended - max(step.began, self._last_ended)
-        self._budget.observe(step.plan.num_tokens - decodes, decodes, seconds)
-        self._speed.observe(step.plan.num_tokens - decodes, decodes, seconds)
+        self._budget.observe(prompt_tokens, decodes, seconds)
+        self._speed.observe(prompt_tokens, decodes, seconds)
+        if self._speculation is not None and step.follows and not prompt_tokens:
+            drafts = drafts or sum(entry.num_proposals for entry in step.plan.scheduled)
+            self._speculation.times.observe(decodes, drafts, step.waited, ended - self._last_ended)
         self._last_ended = ended
 
     def _take_stats(self) -> SchedulerStats:

@@ -142,6 +142,11 @@ class MultiprocExecutor:
         if not masks.cancelled():
             self._send(WorkerMasks(masks.result()))
 
+    def check(self) -> None:
+        """See `Executor`."""
+        if self._error is not None:
+            raise self._error
+
     def close(self) -> None:
         """See `Executor`. Nothing in a worker needs saving, so it is killed."""
         self._closed.set()
@@ -254,6 +259,7 @@ def _drawn_tokens(plan: SchedulerOutput, output: RunnerOutput) -> WorkerTokens:
     for entry, sampled in zip(plan.scheduled, output.sampled, strict=True):
         if sampled.token_ids:
             tokens.request_ids.append(entry.request_id)
-            tokens.positions.append(entry.num_computed_tokens + entry.num_tokens)
+            known = entry.num_computed_tokens + entry.num_tokens - len(entry.draft_token_ids)
+            tokens.positions.append(known)
             tokens.token_ids.append(sampled.token_ids)
     return tokens

@@ -90,5 +90,12 @@ def build_inputs(plan: SchedulerOutput, rows: RequestRows) -> StepInputs:
             )
         )
     return StepInputs(
-        input_ids, positions_device, attention, row_index, query_start, num_computed, samples
+        input_ids,
+        positions_device,
+        attention,
+        row_index,
+        query_start,
+        num_computed,
+        samples,
+        num_drafts,
     )

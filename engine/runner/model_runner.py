@@ -38,7 +38,7 @@ from pagelet.engine.runner.graphs import (
     describe_graphs,
     make_graph_backend,
 )
-from pagelet.engine.runner.inputs import StepInputs, build_inputs
+from pagelet.engine.runner.inputs import build_inputs
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
     activation_bytes,
@@ -206,14 +206,15 @@ class ModelRunner:
         if self._rows.pooling:
             pooled = pool_states(hidden, inputs, self._rows, self._finish_pooled)
             inputs.samples[list(pooled)] = False  # they end with a vector in place of a token
-        sampling = np.flatnonzero(inputs.samples)
+        sampling, last_tokens, positions = inputs.sampled_rows()
         sampled = None
         if len(sampling):
             masked = None
             if plan.constrained:
                 assert masks is not None
-                masked = masked_rows(np.searchsorted(sampling, plan.constrained), masks)
-            sampled = self._sample(hidden, inputs, sampling, masked)
+                masked = masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
+            of_rows = hidden[to_device(last_tokens, self.device)]
+            sampled = self._sample(of_rows, inputs.rows[sampling], positions, masked)
         return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies)
 
     def take_tokens(
@@ -233,15 +234,13 @@ class ModelRunner:
     def _sample(
         self,
         hidden: torch.Tensor,
-        inputs: StepInputs,
-        sampling: IntArray,
+        rows: IntArray,
+        positions: IntArray,
         masked: Callable[[], MaskedRows] | None,
     ) -> Sampled:
-        """Draws a token for the requests `sampling` (indices in the batch) and writes it to their
-        state rows, where the next step finds it."""
-        last_tokens = to_device(inputs.query_start[1:][sampling] - 1, self.device)
-        logits = self._compute_logits(hidden[last_tokens])
-        rows, positions = inputs.rows[sampling], inputs.seq_lens[sampling]
+        """Draws a token for each of `hidden` [num_rows, hidden_size] and writes it to its place in
+        the state row, where the next step finds it."""
+        logits = self._compute_logits(hidden)
         sampled = sample_tokens(logits, self._rows, rows, positions, masked)
         self._rows.append(rows, positions, sampled.token_ids)
         return sampled

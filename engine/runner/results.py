@@ -90,7 +90,8 @@ class LaunchedStep:
         pooled: Mapping[int, torch.Tensor],
         copies: HostCopies,
     ) -> None:
-        """`sampling` are the requests that `sampled` is of, by index in the plan."""
+        """`sampling` are the requests of the rows of `sampled`, by index in the plan: one with
+        drafts has a row after each of them."""
         self._plan = plan
         self._sampling = sampling
         self._sampled = sampled
@@ -112,16 +113,13 @@ class LaunchedStep:
         results = [SampledToken(entry.request_id, []) for entry in self._plan.scheduled]
         if self._sampled is not None:
             tokens, broken = next(copies).tolist(), next(copies).tolist()
-            for order, index in enumerate(self._sampling):
-                if broken[order]:
-                    results[index].error = _BROKEN
-                else:
-                    results[index].token_ids.append(tokens[order])
+            accepted = self._accept(results, tokens, broken)
             if (of_tokens := self._sampled.logprobs) is not None:
                 found = entries(next(copies), next(copies), next(copies), of_tokens.counts)
                 for order, entry in zip(self._sampled.with_logprobs, found, strict=True):
-                    if not broken[order]:
-                        results[self._sampling[order]].logprobs = [entry]
+                    if order in accepted:
+                        result = results[self._sampling[order]]
+                        result.logprobs = [*(result.logprobs or ()), entry]
         for index in self._of_prompts.requests:
             results[index].prompt_logprobs = []
         for chunk in self._of_prompts.chunks:
@@ -138,3 +136,27 @@ class LaunchedStep:
             else:
                 results[index].error = _BROKEN_VECTOR
         return RunnerOutput(self._plan.step, results)
+
+    def _accept(
+        self, results: Sequence[SampledToken], tokens: Sequence[int], broken: Sequence[bool]
+    ) -> set[int]:
+        """Gives each request its tokens, up to the first that is not the draft in its place: what
+        was drawn after that followed a token that is not there. Returns the rows that count."""
+        accepted: set[int] = set()
+        ended: set[int] = set()
+        for order, index in enumerate(self._sampling):
+            if index in ended:
+                continue
+            token_ids = results[index].token_ids
+            drafts = self._plan.scheduled[index].draft_token_ids
+            place = len(token_ids)
+            if broken[order]:
+                ended.add(index)
+                if place == 0:  # else the next step comes to it again
+                    results[index].error = _BROKEN
+                continue
+            token_ids.append(tokens[order])
+            accepted.add(order)
+            if place >= len(drafts) or drafts[place] != tokens[order]:
+                ended.add(index)
+        return accepted

@@ -14,7 +14,7 @@ import torch
 
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.runner.device import to_device
-from pagelet.engine.step import NewRequestData, SchedulerOutput
+from pagelet.engine.step import NewRequestData, ScheduledRequest, SchedulerOutput
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
@@ -92,11 +92,27 @@ class RequestRows:
         for entry in plan.scheduled:
             if entry.new_block_ids is not None:
                 self._append_blocks(self._row_of[entry.request_id], entry.new_block_ids)
+        self._write_drafts([entry for entry in plan.scheduled if entry.draft_token_ids])
 
     def find(self, request_ids: Iterable[int]) -> IntArray:
         """The rows of requests [num_requests]."""
         row_of = self._row_of
         return np.array([row_of[request_id] for request_id in request_ids], np.int64)
+
+    def _write_drafts(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Puts drafts after the known tokens, where those that turn out wrong are overwritten."""
+        if not entries:
+            return
+        counts = [len(entry.draft_token_ids) for entry in entries]
+        ends = [entry.num_computed_tokens + entry.num_tokens for entry in entries]
+        places = zip(ends, counts, strict=True)
+        self.append(
+            self.find(entry.request_id for entry in entries).repeat(counts),
+            np.concatenate([np.arange(end - count, end) for end, count in places]),
+            to_device(
+                np.concatenate([entry.draft_token_ids for entry in entries]), self.token_ids.device
+            ),
+        )
 
     def append(self, row_index: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
         """Writes one sampled token a row at its position, without waiting for the device."""

@@ -3,6 +3,7 @@
 import enum
 
 from pagelet.engine.kv.block_pool import KVBlock
+from pagelet.engine.speculation.drafting import Drafting
 from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block, place_extra_keys
 from pagelet.protocol.engine import EngineCoreRequest, TokenLogprobs
@@ -30,6 +31,7 @@ class Request:
         "block_hashes",
         "blocks",
         "constraint",
+        "drafting",
         "eos_token_ids",
         "external_id",
         "extra_keys",
@@ -74,6 +76,8 @@ class Request:
         self.stop_token_ids = frozenset(core.params.stop_token_ids)
         self.constraint: ConstrainedAnswer | None = None
         """Its place in the grammar that its answer must match."""
+        self.drafting: Drafting | None = None
+        """Set where tokens may be guessed."""
         self.priority = core.priority
         self.order = order
         self.status = Status.WAITING

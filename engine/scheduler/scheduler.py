@@ -16,6 +16,10 @@ a pipeline, whose first stage learns late what the last one drew: there a reques
 token while steps of other requests run (micro-batches, GPipe, arXiv 1811.06965), and each step
 takes its share of the decodes, so that they fill the pipeline. Chunks of a prompt need no token and
 follow one another at once.
+
+Drafts of speculative decoding can only follow tokens whose values are here: `awaits_tokens` says
+when a step planned at once would miss some. Wrong ones are rolled back: `num_computed_tokens` falls
+back, and the blocks stay.
 """
 
 import itertools
@@ -26,7 +30,9 @@ from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 from pagelet.engine.scheduler.request import Request, Status
+from pagelet.engine.speculation.speculation import Speculation
 from pagelet.engine.step import (
+    MAX_DRAFT_TOKENS,
     NewRequestData,
     RunnerOutput,
     SampledToken,
@@ -49,13 +55,24 @@ _LOOK_AHEAD = 32
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("new", "prompt_tokens_left", "scheduled", "shared", "tokens_left")
+    __slots__ = (
+        "decodes_left",
+        "drafts_left",
+        "new",
+        "prompt_tokens_left",
+        "scheduled",
+        "shared",
+        "tokens_left",
+    )
 
     def __init__(self, tokens: int, prompt_tokens: int) -> None:
         self.new: list[NewRequestData] = []
         self.scheduled: list[ScheduledRequest] = []
         self.tokens_left = tokens
         self.prompt_tokens_left = prompt_tokens
+        self.decodes_left = 0
+        """Requests still to come that need one token each."""
+        self.drafts_left = 0
         self.shared = False
         """Whether a prompt left tokens to others."""
 
@@ -78,10 +95,12 @@ class Scheduler:
         max_model_len: int,
         budget: StepBudget | None = None,
         num_stages: int = 1,
+        speculation: Speculation | None = None,
     ) -> None:
         """With several pipeline stages so many steps are in flight that each works on one."""
         self.options = options
         self.budget = budget or StepBudget(options.max_num_batched_tokens, None)
+        self.speculation = speculation
         self.kv = kv
         self.max_model_len = max_model_len
         self.requests: dict[int, Request] = {}
@@ -125,6 +144,8 @@ class Scheduler:
         if constraint is not None:
             request.constraint = constraint
             self._num_constrained += 1
+        if self.speculation is not None:
+            self.speculation.begin(request)
         self.requests[core.request_id] = request
         self.waiting.push(request)
         return None
@@ -151,6 +172,20 @@ class Scheduler:
 
     # Planning
 
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether a step planned now, before tokens in flight are known, would miss drafts that
+        could follow them."""
+        speculation, num_running = self.speculation, len(self.running)
+        return (
+            speculation is not None
+            and self._stages == 1
+            and any(
+                request.num_pending_tokens and speculation.is_active(request, num_running)
+                for request in self.running
+            )
+        )
+
     def schedule(self) -> SchedulerOutput | None:
         """Plans a step; None if there is nothing to compute (until a step in flight ends)."""
         if self._by_priority:
@@ -163,6 +198,8 @@ class Scheduler:
             self._top_up(step)
         if not step.scheduled:
             return None
+        if self.speculation is not None and self.speculation.uses_model:
+            self._ask_for_proposals(step, self.speculation)
         self._step += 1
         dropped, self._dropped = self._dropped, []
         total = self.options.max_num_batched_tokens - step.tokens_left
@@ -188,6 +225,9 @@ class Scheduler:
         )
         decodes_left = decodes = -(-decodes // self._stages)
         step.prompt_tokens_left = min(step.prompt_tokens_left, step.tokens_left - decodes)
+        step.decodes_left = decodes
+        # Half of what decodes leave is for prompts, which could else wait for ever.
+        step.drafts_left = min((step.tokens_left - decodes) // 2, MAX_DRAFT_TOKENS)
         while index < len(running) and step.tokens_left > 0:
             request = running[index]
             computed = request.num_computed_tokens
@@ -207,8 +247,13 @@ class Scheduler:
                 if tokens <= 0:
                     index += 1
                     continue
-            gained = None
-            if needs_blocks(request, tokens):
+            gained, drafts = None, self._draft(step, request) if known - computed == 1 else []
+            ahead = self._tokens_ahead(request, tokens + len(drafts))
+            if ahead > tokens and needs_blocks(request, ahead):
+                gained = self.kv.allocate(request, ahead, spare=len(running))
+                if gained is None:
+                    drafts = []
+            if gained is None and needs_blocks(request, tokens):
                 gained = self.kv.allocate(request, tokens)
                 while gained is None:
                     victim = running.pop()
@@ -219,10 +264,49 @@ class Scheduler:
                 if gained is None:
                     break
             entry = ScheduledRequest(
-                request.request_id, computed, tokens, computed + tokens == known, gained
+                request.request_id,
+                computed,
+                tokens + len(drafts),
+                computed + tokens == known,
+                gained,
+                draft_token_ids=drafts,
             )
             self._put(step, request, entry, is_prompt=known - computed > 1)
             index += 1
+
+    def _draft(self, step: "_Step", request: Request) -> list[int]:
+        """Drafts for a request that needs one token."""
+        step.decodes_left -= 1
+        if self.speculation is None or request.num_pending_tokens:
+            return []
+        # A step brings one token more than it has right drafts, and that one is not computed.
+        room = request.max_total_tokens - len(request.token_ids) - 1
+        most = min(room, step.drafts_left, step.tokens_left - 1 - step.decodes_left)
+        drafts = self.speculation.drafts(request, most, len(self.running))
+        step.drafts_left -= len(drafts)
+        return drafts
+
+    def _tokens_ahead(self, request: Request, num_tokens: int) -> int:
+        """Tokens to have blocks for: `num_tokens`, and what a draft model may propose after."""
+        speculation = self.speculation
+        if (
+            speculation is not None
+            and speculation.uses_model
+            and speculation.is_active(request, len(self.running))
+        ):
+            num_tokens += speculation.options.num_speculative_tokens
+        return min(num_tokens, request.max_total_tokens - request.num_computed_tokens)
+
+    def _ask_for_proposals(self, step: "_Step", speculation: Speculation) -> None:
+        """Has the draft model propose as far as there are blocks to write to."""
+        for entry in step.scheduled:
+            request = self.requests[entry.request_id]
+            most = 1
+            if entry.samples:
+                end = entry.num_computed_tokens + entry.num_tokens
+                room = len(request.blocks[0]) * self.kv.block_size
+                most = min(room, request.max_total_tokens - 1) - end
+            entry.num_proposals = speculation.num_proposals(request, most, len(self.running))
 
     @staticmethod
     def _put(step: "_Step", request: Request, entry: ScheduledRequest, *, is_prompt: bool) -> None:
@@ -399,11 +483,18 @@ class Scheduler:
             request.num_inflight -= 1
             if entry.samples:
                 request.num_pending_tokens -= 1
+            num_drafts = len(entry.draft_token_ids)
+            rejected = max(0, num_drafts + 1 - len(sampled.token_ids)) if num_drafts else 0
             if request.status is Status.RUNNING:
-                confirmed = entry.num_computed_tokens + entry.num_tokens
+                request.num_computed_tokens -= rejected
+                confirmed = entry.num_computed_tokens + entry.num_tokens - rejected
                 request.num_confirmed_tokens = confirmed
             else:
                 confirmed = 0  # preempted meanwhile: its blocks are gone, its token still counts
+            if self.speculation is not None and entry.samples:
+                self.speculation.observe(request, num_drafts, num_drafts - rejected)
+                if request.drafting is not None:
+                    request.drafting.proposed = sampled.draft_token_ids
             if sampled.prompt_logprobs and request.prompt_logprobs is not None:
                 self._add_prompt_logprobs(request, entry, sampled)
             if sampled.error is not None:
@@ -422,6 +513,8 @@ class Scheduler:
             if sampled.token_ids or sampled.pooled is not None:
                 output = self._append(request, sampled)
                 outputs.append(output)
+                if confirmed > len(request.token_ids):  # by drafts after the token that ends it
+                    confirmed = request.num_confirmed_tokens = len(request.token_ids)
                 if confirmed // block_size > request.num_published_blocks:
                     self._publish(request)
                 if output.finish_reason is not None:
@@ -465,7 +558,7 @@ class Scheduler:
             accepted,
             reason,
             stop_reason,
-            sampled.logprobs,
+            sampled.logprobs and sampled.logprobs[: len(accepted)],
             ends_in_text=ends_in_text,
             pooled=sampled.pooled,
         )
@@ -512,6 +605,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             step=self._step,
             evicted=self.kv.pool.residency.take(),
+            speculation=None if self.speculation is None else self.speculation.take_stats(),
         )
         self._prefix_queries = self._prefix_hits = self._num_preemptions = 0
         return stats

@@ -1,5 +1,8 @@
 """Where one answer stands between thinking and its grammar."""
 
+import copy
+from typing import Self
+
 import numpy as np
 
 from pagelet.engine.structured.backend import MaskRow, Matcher
@@ -23,6 +26,12 @@ class ConstrainedAnswer:
         self._may_begin = thinking is not None and not thinking.begun
         self.error = ""
         """Why the last call said False."""
+
+    def fork(self) -> Self:
+        """The same place, from which another answer can go on."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.fork()
+        return other
 
     @property
     def finished(self) -> bool:

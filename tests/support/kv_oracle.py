@@ -7,6 +7,7 @@ published before it was written, or a token computed twice or never cannot go un
 """
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,18 +30,31 @@ def next_token(context: list[int]) -> int:
     return int.from_bytes(digest, "little") % VOCAB
 
 
-def generate_alone(prompt: list[int], count: int) -> list[int]:
+def repeating_token(context: list[int]) -> int:
+    """A token that mostly depends on the last one alone, so that what is generated repeats."""
+    return next_token(context if len(context) % 7 == 0 else context[-1:])
+
+
+def generate_alone(
+    prompt: list[int], count: int, token: Callable[[list[int]], int] = next_token
+) -> list[int]:
     """The answer of a request that nothing else runs beside."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(token(tokens))
     return tokens[len(prompt) :]
 
 
 class KVOracleExecutor:
     """Implements `Executor`."""
 
-    def __init__(self, windows: list[int | None], num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        windows: list[int | None],
+        num_blocks: int,
+        block_size: int,
+        token: Callable[[list[int]], int] = next_token,
+    ) -> None:
         self.info = RunnerInfo("oracle", "none", "none", "none", "none")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
@@ -48,6 +62,7 @@ class KVOracleExecutor:
         self.slots: list[dict[int, Any]] = [{} for _ in self.layout.groups]
         self.rows: dict[int, tuple[list[int], list[list[int]]]] = {}
         self.num_sampled = 0
+        self._token = token
 
     def execute(
         self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
@@ -71,6 +86,9 @@ class KVOracleExecutor:
                     table += gained
             tokens, tables = self.rows[entry.request_id]
             end = entry.num_computed_tokens + entry.num_tokens
+            assert not entry.draft_token_ids or entry.samples
+            assert entry.num_tokens > len(entry.draft_token_ids)
+            tokens += entry.draft_token_ids
             assert end <= len(tokens)
             assert entry.samples == (end == len(tokens))
             for table, slots in zip(tables, self.slots, strict=True):
@@ -88,13 +106,34 @@ class KVOracleExecutor:
                     assert held == (position, tokens[position]), (entry, position, held)
             result = SampledToken(entry.request_id, [])
             if entry.samples:
-                tokens.append(next_token(tokens))
-                result.token_ids.append(tokens[-1])
-                self.num_sampled += 1
+                self._sample(tokens, entry.draft_token_ids, result)
+                if entry.num_proposals:
+                    result.draft_token_ids = self._propose(tokens, entry.num_proposals, tables)
             results.append(result)
         future: Future[RunnerOutput] = Future()
         future.set_result(RunnerOutput(plan.step, results))
         return future
+
+    def _sample(self, tokens: list[int], drafts: list[int], result: SampledToken) -> None:
+        del tokens[len(tokens) - len(drafts) :]
+        for draft in [*drafts, None]:
+            tokens.append(self._token(tokens))
+            result.token_ids.append(tokens[-1])
+            self.num_sampled += 1
+            if tokens[-1] != draft:
+                return
+
+    def _propose(self, tokens: list[int], count: int, tables: list[list[int]]) -> list[int]:
+        """Right guesses, but for one that may be among them; and draft KV written as it would be
+        in the blocks of the last ones but the newest."""
+        proposed = generate_alone(tokens, count, self._token)
+        for position in range(len(tokens), len(tokens) + count - 1):
+            for table, slots in zip(tables, self.slots, strict=True):
+                slots.setdefault(self._slot(table, position), None)
+        wrong = next_token(tokens) % (count + 2)
+        if wrong < count:
+            proposed[wrong] = (proposed[wrong] + 1) % VOCAB
+        return proposed
 
     def _slot(self, table: list[int], position: int) -> int:
         block = table[position // self.block_size]

@@ -1,6 +1,7 @@
 """Whatever shares its steps with others, a request gets the answer that it gets alone, and no
 block is ever lost."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -15,7 +16,14 @@ from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, S
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.kv_events import BlockRemoved, BlockStored
 from pagelet.protocol.sampling import SamplingParams
-from support.kv_oracle import VOCAB, KVOracleExecutor, generate_alone
+from pagelet.protocol.speculation import SpeculationOptions
+from support.kv_oracle import (
+    VOCAB,
+    KVOracleExecutor,
+    generate_alone,
+    next_token,
+    repeating_token,
+)
 
 BLOCK: Final = 8
 
@@ -31,6 +39,8 @@ def make_core(
     async_scheduling: bool = True,
     prefix_caching: bool = True,
     events: bool = False,
+    speculation: SpeculationOptions | None = None,
+    token: Callable[[list[int]], int] = next_token,
 ) -> EngineCore:
     options = EngineOptions(
         model=ModelOptions(source="none"),
@@ -41,10 +51,11 @@ def make_core(
             policy=policy,  # type: ignore[arg-type]
             async_scheduling=async_scheduling,
         ),
+        speculation=speculation,
     )
     if events:
         options.kv_events.endpoint = "inproc://none"
-    executor = KVOracleExecutor(windows or [None], num_blocks, BLOCK)
+    executor = KVOracleExecutor(windows or [None], num_blocks, BLOCK, token)
     return EngineCore(options, executor, max_model_len)
 
 
@@ -108,7 +119,22 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "async_scheduling": draw(st.booleans()),
         "prefix_caching": draw(st.booleans()),
+        "speculation": draw(speculations()),
     }
+
+
+@st.composite
+def speculations(draw: st.DrawFn) -> SpeculationOptions | None:
+    method = draw(st.sampled_from([None, "ngram", "draft_model"]))
+    if method is None:
+        return None
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": draw(st.integers(1, 6)),
+        "adaptive": draw(st.booleans()),
+    }
+    if method == "draft_model":
+        return SpeculationOptions(method=method, model="oracle", **settings)
+    return SpeculationOptions(method=method, prompt_lookup_min=1, **settings)
 
 
 @given(workloads())
@@ -124,8 +150,13 @@ def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> 
         policy=work["policy"],
         async_scheduling=work["async_scheduling"],
         prefix_caching=work["prefix_caching"],
+        speculation=work["speculation"],
+        token=repeating_token,
     )
-    alone = [generate_alone(each["prompt"], each["max_tokens"]) for each in work["requests"]]
+    alone = [
+        generate_alone(each["prompt"], each["max_tokens"], repeating_token)
+        for each in work["requests"]
+    ]
     answers = {i: alone[i][: each["resumed"]] for i, each in enumerate(work["requests"])}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
