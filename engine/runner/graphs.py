@@ -15,11 +15,15 @@ import torch
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.layers.context import AttentionMetadata
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.runner.memory import layer_bytes
 from pagelet.protocol.config import CudaOptions
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
 """Token ids and positions [num_tokens] and each KV group's metadata, to hidden states."""
 
+_DRIVER_BYTES = 8 << 20
+"""An estimate of what a captured graph's nodes take."""
 _LARGEST = 512
 """Of the sizes chosen here. Beyond it a step's kernels are long enough to hide their launches."""
 
@@ -75,6 +79,14 @@ def choose_capture_sizes(asked: Sequence[int] | None, max_num_seqs: int) -> list
     largest = min(max_num_seqs, _LARGEST)
     ladder = {1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST + 1, 16)}
     return sorted({size for size in ladder if size < largest} | {largest})
+
+
+def graph_bytes(
+    config: ModelConfig, sizes: Sequence[int], max_model_len: int, dtype: torch.dtype
+) -> int:
+    """An allowance for graphs of these batch sizes: the pool that they share holds what the layers
+    of the largest need, and the driver keeps some for each of them."""
+    return layer_bytes(config, sizes[-1], max_model_len, dtype) + len(sizes) * _DRIVER_BYTES
 
 
 class GraphForward:

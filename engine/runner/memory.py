@@ -1,8 +1,10 @@
 """The memory budget: how many KV blocks fit beside the weights and the largest step."""
 
+import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Iterator
 from typing import NoReturn
 
 import torch
@@ -20,6 +22,9 @@ _DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 _CPU_DEFAULT_KV_BYTES = 4 << 30
 """On a machine shared with others the default KV cache stops here, unless one request of the
 longest length needs more."""
+_CONTEXT_BYTES = 1 << 30
+"""More than a process takes on a GPU for itself (context, libraries, compiled kernels), which it
+cannot tell from others' use where the driver names no processes, as in a container."""
 _SAMPLING_BYTES = 32
 """A logit's share of the widest moment in sampling: logits in two precisions, weights, prefix sums
 and one filter's copy."""
@@ -34,7 +39,7 @@ class DeviceMemory:
     total: int
     free: int
     own: int
-    """Used by this process: the weights."""
+    """Used by this process: the weights, and on a GPU the state rows."""
     others: str = ""
     """Who else uses it, in words for an error message."""
     remedy: str = "Free memory"
@@ -52,7 +57,8 @@ def read_device_memory(device: torch.device, weight_bytes: int, cpu: CpuOptions)
     """What a device has now. `weight_bytes` is what this process holds there."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total, free, weight_bytes, _gpu_users(device))
+        own = max(weight_bytes, torch.cuda.memory_allocated(device))
+        return DeviceMemory(total, free, own, _gpu_users(device, total - free - own))
     host = read_host_memory()
     memory = DeviceMemory(host.total, host.available, weight_bytes)
     if cpu.memory_bytes is not None:
@@ -74,15 +80,20 @@ def _limit(memory: DeviceMemory, most: int, option: str) -> DeviceMemory:
 def activation_bytes(
     config: ModelConfig, options: EngineOptions, max_model_len: int, dtype: torch.dtype
 ) -> int:
-    """An upper bound of what the largest step needs beside weights and KV cache.
+    """An upper bound of what the largest step needs beside weights and KV cache: that of its
+    widest layer, or of sampling for `max_num_seqs` requests.
 
-    A formula, not a trial step: on a CPU that step takes seconds and would be most of the start,
-    and what an operator plans with must not depend on who else used the device in that moment
-    (vllm-project/vllm#55169). Counted are the tensors alive at a layer's widest point (residual
-    stream, projections before and after rotation, MLP), what attention gathers, and sampling for
-    `max_num_seqs` requests.
+    A formula, for where the step itself is not run (see `worst_step`).
     """
+    sampling = options.scheduler.max_num_seqs * config.vocab_size * _SAMPLING_BYTES
     tokens = options.scheduler.max_num_batched_tokens
+    return max(layer_bytes(config, tokens, max_model_len, dtype), sampling)
+
+
+def layer_bytes(config: ModelConfig, tokens: int, max_model_len: int, dtype: torch.dtype) -> int:
+    """An upper bound of what the layers need for a step of so many tokens: the tensors alive at a
+    layer's widest point (residual stream, projections before and after rotation, MLP), and what
+    attention gathers."""
     attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     if config.moe is None:
         mlp = 3 * config.intermediate_size
@@ -96,9 +107,7 @@ def activation_bytes(
     mask = tokens * max_model_len
     if config.attention_logit_softcap is not None:  # scores are written out
         mask += 2 * 4 * config.num_heads * tokens * max_model_len
-    sampling = options.scheduler.max_num_seqs * config.vocab_size * _SAMPLING_BYTES
-    layer = tokens * widest * max(dtype.itemsize, 4) + gathered * dtype.itemsize + mask
-    return max(layer, sampling)
+    return tokens * widest * max(dtype.itemsize, 4) + gathered * dtype.itemsize + mask
 
 
 def count_blocks(
@@ -174,8 +183,24 @@ def _mib(size: int) -> str:
     return f"{size / _MIB:,.1f} MiB"
 
 
-def _gpu_users(device: torch.device) -> str:
-    """Other processes on a GPU, as far as the driver tells."""
+@contextlib.contextmanager
+def out_of_memory_named(device: torch.device, what: str, advice: str) -> Iterator[None]:
+    """Turns a GPU's lack of memory into a `ConfigurationError`: for what it was needed, who else
+    has it, and what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        own = torch.cuda.memory_allocated(device)
+        raise ConfigurationError(
+            f"{what} did not fit on {device}: {_mib(total)} in all, {_mib(own)} used by this "
+            f"process and {_mib(free)} free{_gpu_users(device, total - free - own)}. {advice}"
+        ) from error
+
+
+def _gpu_users(device: torch.device, elsewhere: int) -> str:
+    """Other processes on a GPU, as far as the driver tells; `elsewhere` are the bytes in use that
+    this process has not allocated."""
     import pynvml
 
     try:
@@ -184,10 +209,15 @@ def _gpu_users(device: torch.device) -> str:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
-        return ""
+        processes = []
     users = [
-        f"process {process.pid} {_mib(process.usedGpuMemory or 0)}"
+        f"process {process.pid}"
+        + ("" if process.usedGpuMemory is None else f" {_mib(process.usedGpuMemory)}")
         for process in processes
         if process.pid != os.getpid()
     ]
-    return f" (in use by others: {', '.join(users)})" if users else ""
+    if users:
+        return f" (in use by others: {', '.join(users)})"
+    if elsewhere > _CONTEXT_BYTES:
+        return f" (in use by others, whom the driver does not name here: about {_mib(elsewhere)})"
+    return ""

@@ -36,6 +36,7 @@ from pagelet.engine.runner.graphs import (
     GraphForward,
     choose_capture_sizes,
     describe_graphs,
+    graph_bytes,
     make_graph_backend,
 )
 from pagelet.engine.runner.inputs import build_inputs
@@ -44,6 +45,7 @@ from pagelet.engine.runner.memory import (
     activation_bytes,
     count_blocks,
     kv_layout,
+    out_of_memory_named,
     read_device_memory,
 )
 from pagelet.engine.runner.pooling import pool_states
@@ -51,6 +53,7 @@ from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprob
 from pagelet.engine.runner.results import LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
+from pagelet.engine.runner.worst_step import NUM_BLOCKS, measurable, peak_bytes, worst_step
 from pagelet.engine.step import (
     RunnerInfo,
     RunnerOutput,
@@ -102,43 +105,59 @@ class ModelRunner:
         stage("making the KV cache")
         layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
         self.layout = stage_layout(kv_layout(config, block_size, kv_dtype, tp.size), layers)
+        page_shape = (
+            kv_heads_per_rank(config.num_kv_heads, tp.size),
+            block_size,
+            token_size(config.head_dim, kv_dtype),
+        )
+
+        def make_cache(num_blocks: int) -> dict[int, KVBinding]:
+            return _make_kv_cache(
+                self.layout, layers, num_blocks, page_shape, kv_dtype, self.device
+            )
+
+        self._rows = RequestRows(
+            options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
+        )
+        self._copies = make_copies(self.device)
+        graphs = graphs or make_graph_backend(options.cuda, self.device)
+        if ranks.pp.size > 1:
+            graphs = None
+        sizes = choose_capture_sizes(
+            options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
+        )
+        if measurable(self.device):
+            stage("measuring the largest step")
+            self._kv = make_cache(NUM_BLOCKS)
+            self._forward = self._make_forward(options, max_model_len)
+            activations = self._measure_worst_step(options, max_model_len)
+            if graphs is not None:
+                activations += graph_bytes(config, sizes, max_model_len, self.dtype)
+        else:
+            activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
             options.cache,
             read_device_memory(self.device, self._model.weight_bytes, options.cpu),
-            activation_bytes(config, options, max_model_len, self.dtype),
+            activations,
             self.layout,
             max_model_len,
             self.device.type,
         )
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
-        page_shape = (
-            kv_heads_per_rank(config.num_kv_heads, tp.size),
-            block_size,
-            token_size(config.head_dim, kv_dtype),
-        )
-        self._kv = _make_kv_cache(
-            self.layout, layers, self.num_blocks, page_shape, kv_dtype, self.device
-        )
+        self._kv = make_cache(self.num_blocks)
         self._forward = self._make_forward(options, max_model_len)
-        graphs = graphs or make_graph_backend(options.cuda, self.device)
-        if graphs is not None and ranks.pp.size == 1:
+        if graphs is not None:
             self._forward = GraphForward(
                 self._forward,
                 graphs,
-                choose_capture_sizes(
-                    options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
-                ),
+                sizes,
                 num_groups=len(self.layout.groups),
                 block_size=block_size,
                 max_model_len=max_model_len,
                 device=self.device,
                 stage=stage,
             )
-        self._copies = make_copies(self.device)
-        self._rows = RequestRows(
-            options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
-        )
         formats = self._model.linear_formats
         self.info = RunnerInfo(
             device=self.device.type,
@@ -164,6 +183,24 @@ class ModelRunner:
                 f"here: {reason}. Leave --quantization out"
             )
         return None
+
+    def _measure_worst_step(self, options: EngineOptions, max_model_len: int) -> int:
+        """What the largest step needs beside weights and KV cache, in bytes. All ranks run it."""
+        plan, after = worst_step(
+            options.scheduler, max_model_len, self.layout, options.cache.block_size
+        )
+
+        def run() -> None:
+            self.execute(plan)
+
+        with out_of_memory_named(
+            self.device,
+            "the largest step",
+            "Lower --max-num-batched-tokens or --max-num-seqs, or take a smaller model",
+        ):
+            peak = peak_bytes(run, self.device)
+        self._rows.update(after)
+        return peak
 
     def _make_forward(self, options: EngineOptions, max_model_len: int) -> Forward:
         if self._model.placement.packing is not None:
@@ -264,11 +301,14 @@ def _load_model(
     packings: tuple[Packing, Packing] | None,
 ) -> CausalLM:
     try:
-        model = build_model(config, dtype, device, ranks, *(packings or ()))
-        if weights is None:
-            model.init_dummy()
-        else:
-            model.load_weights(weights)
+        with out_of_memory_named(
+            device, "the weights", "Take a smaller model, or more --tensor-parallel-size"
+        ):
+            model = build_model(config, dtype, device, ranks, *(packings or ()))
+            if weights is None:
+                model.init_dummy()
+            else:
+                model.load_weights(weights)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     return model
@@ -294,8 +334,8 @@ def _make_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[int, KVBinding]:
-    """The pages of each of a stage's layers. Not zeroed, so that on a CPU they take memory when they
-    are used."""
+    """The pages of each of a stage's layers. Not zeroed, so that on a CPU they take memory when
+    they are used."""
     shape = (2, num_blocks, *page_shape)
     num_bytes = math.prod(shape) * dtype.itemsize
     slots = [
