@@ -46,6 +46,7 @@ class Pools:
         self._specs: dict[str, PoolSpec] = {}
         self._replicas: list[Replica] = []  # in order of their start
         self._scaled: dict[str, tuple[int, int]] = {}  # pool -> by hand, in place of the file's
+        self._autoscaled: dict[str, int] = {}
         self._numbers: dict[str, itertools.count[int]] = {}
         self._endpoint_numbers = itertools.count()
         self._listed: dict[str, bytes] = {}
@@ -53,17 +54,34 @@ class Pools:
     def want(self, wanted: Wanted) -> None:
         """Takes what a file asks for; `reconcile` makes it so."""
         self._specs = dict(wanted.pools)
+        for name, count in list(self._autoscaled.items()):
+            if name not in self.scaled:
+                del self._autoscaled[name]
+                if name in self._specs:
+                    self.scale(name, count)  # whoever is no longer scaled stays as it is
 
     def scale(self, pool: str, replicas: int) -> None:
         """Sets the number of replicas by hand. It holds until the file's own number changes.
         Raises KeyError for a pool that is not there."""
         self._scaled[pool] = (replicas, self._specs[pool].replicas)
 
+    @property
+    def scaled(self) -> dict[str, PoolSpec]:
+        """Pools whose number an autoscaler sets."""
+        return {name: spec for name, spec in self._specs.items() if spec.is_scaled}
+
+    def autoscale(self, pool: str, replicas: int) -> None:
+        """Sets the number of replicas of one of them."""
+        self._autoscaled[pool] = replicas
+        self._on_change()
+
     def wanted_replicas(self, pool: str) -> int:
-        """By hand or by the file; 0 for a pool that is no longer in it."""
+        """As scaled, by hand or by the file; 0 for a pool that is no longer in it."""
         spec = self._specs.get(pool)
         if spec is None:
             return 0
+        if spec.is_scaled:
+            return self._autoscaled.get(pool, spec.replicas)
         by_hand, instead_of = self._scaled.get(pool, (spec.replicas, spec.replicas))
         return by_hand if instead_of == spec.replicas else spec.replicas
 
@@ -125,8 +143,11 @@ class Pools:
         return choose_gpus(spec.num_gpus, self._gpus, taken)
 
     def _next_share(self) -> float:
-        on_cpu = [name for name, spec in self._specs.items() if not spec.num_gpus]
-        wanted = sum(self.wanted_replicas(name) for name in on_cpu)
+        on_cpu = {name: spec for name, spec in self._specs.items() if not spec.num_gpus}
+        wanted = sum(
+            spec.most_replicas if spec.is_scaled else self.wanted_replicas(name)
+            for name, spec in on_cpu.items()
+        )
         return next_share(wanted, [replica.share for replica in self._replicas])
 
     def _tell_router(self) -> None:

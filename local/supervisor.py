@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pagelet.local import control
+from pagelet.local.autoscaler import Autoscaler
 from pagelet.local.control import Call, ControlError
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.machine import visible_gpus
@@ -106,8 +107,10 @@ class Supervisor:
         try:
             self._pools.reconcile()
             self._router.begin()
+            scaling = asyncio.create_task(Autoscaler(self._pools, self._router.port).run())
             while self._stop_began is None:
                 await self._tick()
+            scaling.cancel()
             await self._end()
         finally:
             server.close()
@@ -223,6 +226,11 @@ class Supervisor:
         return self.status()
 
     def _scale(self, call: Call) -> None:
+        if call.pool in self._pools.scaled:
+            raise ControlError(
+                f"{call.pool} is scaled by its spec.autoscaling: change minReplicas and "
+                "maxReplicas there, or take it out"
+            )
         try:
             self._pools.scale(call.pool, call.replicas)
         except KeyError:

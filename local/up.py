@@ -178,6 +178,11 @@ def _parse_replicas(counts: Sequence[str], wanted: Wanted) -> dict[str, int]:
         if name not in wanted.pools or not number.isdecimal():
             names = ", ".join(wanted.pools)
             raise UpFailed(f"--replicas {text}: write NAME=NUMBER with a name of {names}")
+        if wanted.pools[name].is_scaled:
+            raise UpFailed(
+                f"--replicas {text}: {name} is scaled by its spec.autoscaling; change minReplicas "
+                "and maxReplicas there, or take it out"
+            )
         parsed[name] = int(number)
     return parsed
 

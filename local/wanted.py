@@ -52,6 +52,17 @@ class PoolSpec:
         return self.revision.replicas
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the file leaves their number to `spec.autoscaling`."""
+        return self.service.spec.autoscaling is not None and self.revision.name == "stable"
+
+    @property
+    def most_replicas(self) -> int:
+        """Beyond which it is not scaled."""
+        scaling = self.service.spec.autoscaling
+        return scaling.max_replicas if scaling and self.is_scaled else self.replicas
+
+    @property
     def num_ranks(self) -> int:
         """Engines of a replica, each with a KV cache of its own."""
         return self.revision.engine.data_parallel_size
