@@ -59,6 +59,8 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     report.cancel()
     await llm.close()
+    if (spans := app.state.server.spans) is not None:
+        await asyncio.to_thread(spans.close)
     return all(drain.result() for drain in drains)
 
 

@@ -40,6 +40,9 @@ class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_parser: ToolCallParser = "auto"
     """How the model writes calls of tools. auto: as its chat template teaches it; none: tools may
     not be offered to it."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector to which spans of requests are posted; None leaves it to
+    OpenTelemetry's own variables."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     """json: one object a line, for log collectors."""

@@ -202,6 +202,13 @@ def serve(
         str | None,
         typer.Option(help="Where the tokenizer comes from, as MODEL. [default: from MODEL]"),
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Post OpenTelemetry spans of requests to this URL, such as "
+            "http://collector:4318/v1/traces. [default: by OTEL_EXPORTER_OTLP_ENDPOINT]",
+        ),
+    ] = _SERVE.otlp_traces_endpoint,
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -486,3 +493,4 @@ def serve(
     from pagelet.agent.supervisor.run import run_server
 
     raise typer.Exit(run_server(options, settings))
+        otlp_traces_endpoint=otlp_traces_endpoint,

@@ -17,7 +17,7 @@ from pagelet.engine.core.client import CoreClient
 from pagelet.engine.core.heartbeat import HeartbeatReader
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import ModelConfig, context_length
-from pagelet.engine.observer import EngineObserver
+from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.engine.output_processor import OutputProcessor
 from pagelet.engine.outputs import EngineDead, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
@@ -53,6 +53,8 @@ class RequestStream:
         self.request_ids: list[int] = []
         self.engine_index = 0
         self.num_prompt_tokens = 0
+        self.times: list[RequestTimes] = []
+        """Of the answers that have ended, in whatever way."""
         self._unfinished = num_answers
         self._abort = abort
         self._pending: deque[RequestOutput] = deque()
@@ -62,6 +64,8 @@ class RequestStream:
 
     def put(self, output: RequestOutput) -> None:
         """The sink of every answer of this prompt."""
+        if output.times is not None:
+            self.times.append(output.times)
         if self._closed:
             return
         if output.finish_reason is not None:

@@ -179,21 +179,19 @@ class OutputProcessor:
         """The one way out."""
         assert delta.finish_reason is not None
         del self._answers[answer.request_id]
-        answer.sink(delta)
-        self._observer.on_finished(
-            answer.engine_index,
-            RequestTimes(
-                params=answer.params,
-                finish_reason=delta.finish_reason,
-                num_prompt_tokens=answer.num_prompt_tokens,
-                num_cached_tokens=answer.num_cached,
-                num_generated_tokens=answer.num_generated,
-                arrival=answer.arrival,
-                scheduled=answer.scheduled,
-                first_token=answer.first_token,
-                last_token=answer.last_token,
-            ),
+        delta.times = RequestTimes(
+            params=answer.params,
+            finish_reason=delta.finish_reason,
+            num_prompt_tokens=answer.num_prompt_tokens,
+            num_cached_tokens=answer.num_cached,
+            num_generated_tokens=answer.num_generated,
+            arrival=answer.arrival,
+            scheduled=answer.scheduled,
+            first_token=answer.first_token,
+            last_token=answer.last_token,
         )
+        answer.sink(delta)
+        self._observer.on_finished(answer.engine_index, delta.times)
 
     def _take(self, answer: _Answer, output: EngineCoreOutput, now: float) -> RequestOutput:
         token_ids = output.new_token_ids

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pagelet.engine.observer import RequestTimes
 from pagelet.protocol.engine import FinishReason
 
 
@@ -48,6 +49,8 @@ class RequestOutput:
     """The prompt's vector, float32, where that was asked for and no text."""
     resumed_text: str = ""
     """With the first delta of an answer that another engine began: the text that it passed on."""
+    times: RequestTimes | None = dataclasses.field(default=None, compare=False)
+    """With the last delta."""
 
     def merge(self, later: "RequestOutput") -> None:
         """Takes in the delta that follows, when the reader is slower than the engine."""

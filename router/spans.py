@@ -1,107 +1,31 @@
-"""OpenTelemetry spans, one a request, exported if `OTEL_EXPORTER_OTLP_ENDPOINT` is set.
+"""The span of each request of a router. Attributes follow OpenTelemetry's conventions for HTTP and
+for generative AI."""
 
-A span is made from a request's record once it is over, so that tracing costs a request nothing
-while it runs. Attributes follow OpenTelemetry's conventions for HTTP and for generative AI.
-"""
+from typing import Final
 
-import logging
-import os
-from typing import TYPE_CHECKING, Protocol
-
+from pagelet.process.spans import Attribute, Span
+from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.record import RequestRecord
-from pagelet.router.tracing import TraceContext
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_SERVER_ERROR = 500
-
-_log = logging.getLogger(__name__)
+SERVICE_NAME: Final = "pagelet-router"
+_SERVER_ERROR: Final = 500
 
 
-class Spans(Protocol):
-    """Where the spans of requests go."""
-
-    def add(self, record: RequestRecord, trace: TraceContext) -> None:
-        """The span of a request that is over."""
-
-    def close(self) -> None:
-        """Sends what is left."""
-
-
-class NoSpans:
-    """Nowhere."""
-
-    def add(self, record: RequestRecord, trace: TraceContext) -> None:
-        """See `Spans`."""
-
-    def close(self) -> None:
-        """See `Spans`."""
+def span_of(record: RequestRecord, trace: TraceContext) -> Span:
+    """Of a request that is over."""
+    return Span(
+        name=f"{record.method} {record.path}",
+        trace=trace,
+        start=record.arrived,
+        end=record.arrived + (record.seconds or 0),
+        attributes=_attributes(record),
+        events=[(event.what, event.detail, record.arrived + event.at) for event in record.timeline],
+        failed=record.status >= _SERVER_ERROR or bool(record.error and record.status == 200),
+    )
 
 
-class ExportedSpans:
-    """To a collector, in batches, from a thread of their own."""
-
-    def __init__(self, exporter: "SpanExporter | None" = None) -> None:
-        """By default the exporter is OTLP over HTTP, set up by OpenTelemetry's own variables.
-        Raises `ImportError` without its packages."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        name = os.environ.get("OTEL_SERVICE_NAME", "pagelet-router")
-        self._resource = Resource.create({"service.name": name})
-        self._processor = BatchSpanProcessor(exporter or OTLPSpanExporter())
-
-    def add(self, record: RequestRecord, trace: TraceContext) -> None:
-        """See `Spans`. Spans of traces that their client does not sample are left out."""
-        from opentelemetry.sdk.trace import Event, ReadableSpan
-        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
-
-        def context(span_id: str, *, remote: bool) -> SpanContext:
-            flags = TraceFlags(int(trace.flags, 16))
-            return SpanContext(int(trace.trace_id, 16), int(span_id, 16), remote, flags)
-
-        def nanoseconds(seconds: float) -> int:
-            return int((record.arrived + seconds) * 1e9)
-
-        failed = record.status >= _SERVER_ERROR or bool(record.error and record.status == 200)
-        span = ReadableSpan(
-            name=f"{record.method} {record.path}",
-            context=context(trace.span_id, remote=False),
-            parent=None if trace.parent_id is None else context(trace.parent_id, remote=True),
-            resource=self._resource,
-            attributes=_attributes(record),
-            events=[
-                Event(event.what, {"detail": event.detail}, nanoseconds(event.at))
-                for event in record.timeline
-            ],
-            kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR if failed else StatusCode.UNSET),
-            start_time=nanoseconds(0),
-            end_time=nanoseconds(record.seconds or 0),
-        )
-        self._processor.on_end(span)
-
-    def close(self) -> None:
-        """See `Spans`."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
-
-
-def make_spans() -> Spans:
-    """What the environment asks for."""
-    if not any(os.environ.get(name) for name in _ENDPOINTS):
-        return NoSpans()
-    try:
-        return ExportedSpans()
-    except ImportError as error:
-        _log.warning("no spans are sent: %s; install pagelet[otel]", error)
-        return NoSpans()
-
-
-def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
-    attributes: dict[str, str | int | float] = {
+def _attributes(record: RequestRecord) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {
         "http.request.method": record.method,
         "url.path": record.path,
         "http.response.status_code": record.status,

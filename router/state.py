@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from pagelet.process.spans import open_sink
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import Pool, RouterConfig
 from pagelet.router.explain import Explanations
@@ -16,7 +17,7 @@ from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDi
 from pagelet.router.replicas.kubernetes import ApiServer, EndpointSliceDiscovery
 from pagelet.router.replicas.pool import ReplicaPool
 from pagelet.router.replicas.replica import Replica
-from pagelet.router.spans import make_spans
+from pagelet.router.spans import SERVICE_NAME
 from pagelet.router.tenants.counters import CounterTable
 from pagelet.router.tenants.keys import TenantDirectory
 from pagelet.router.tenants.limits import Limiter
@@ -47,7 +48,7 @@ class RouterState:
         self.models = ModelTable(config.models)
         self.metrics: RouterMetrics = before.metrics if before else RouterMetrics()
         self.explanations: Explanations = before.explanations if before else Explanations()
-        self.spans = make_spans()
+        self.spans = open_sink(SERVICE_NAME)
         self.budget = RetryBudget(config.proxy.retry_budget)
         self.replica_headers = _authorization(_path(config.replica_api_key_file))
         self.pools: dict[PoolRef, ReplicaPool] = {}
@@ -94,7 +95,8 @@ class RouterState:
                 await pool.close()
             for tokeniser in self.tokenisers.values():
                 tokeniser.close()
-            await asyncio.to_thread(self.spans.close)
+            if self.spans is not None:
+                await asyncio.to_thread(self.spans.close)
 
     @property
     def available(self) -> list[PoolRef]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from pagelet.agent.http.server import Server
+from pagelet.agent.spans import note_stream
 from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
@@ -81,6 +82,7 @@ class Answers:
                 add_special_tokens=body.add_special_tokens is not False,
                 so_far=None if so_far is None else so_far[number],
             )
+            note_stream(stream)
             self._usage[number] = (stream.num_prompt_tokens, self._cached_before.get(number, 0))
             self._server.metrics.on_request(stream.engine_index, self._num_answers)
 

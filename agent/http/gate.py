@@ -16,11 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagelet.agent.http.errors import as_api_error, error_response
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import RateDecision
+from pagelet.agent.spans import spans_of, trace_streams
+from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.outputs import EngineDead
 from pagelet.process.disconnect import ClientGone
 from pagelet.protocol.openai.common import Usage
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
+from pagelet.protocol.trace_context import TraceContext
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
 """For probes and scrapers: no key, no limits, and they work while the server drains."""
@@ -108,6 +111,8 @@ class Gate:
             await send(message)
 
         counted = scope["path"] not in OPEN_PATHS
+        traced = self._server.spans is not None and counted and scope["method"] == "POST"
+        streams = trace_streams() if traced else []
         if counted:
             self._server.open_request()
         try:
@@ -127,6 +132,8 @@ class Gate:
         finally:
             if counted:
                 self._server.close_request()
+            if traced:
+                self._send_spans(context, scope, headers, streams)
             # Routers ask who this is every second, as probes do how it is, also while it starts.
             routine = scope["path"] in DRAIN_PATHS and context.status in (200, 304, 503)
             self._write_log(context, scope, counted and not routine)
@@ -185,6 +192,24 @@ class Gate:
             # The answer has begun. Raising makes the server close the connection, so that the
             # client cannot take what it has for the whole.
             raise error
+
+    def _send_spans(
+        self, context: RequestContext, scope: Scope, headers: Headers, streams: list[RequestStream]
+    ) -> None:
+        sink = self._server.spans
+        assert sink is not None
+        trace = TraceContext.receive(headers.get("traceparent"), headers.get("tracestate"))
+        for span in spans_of(
+            trace,
+            streams,
+            method=scope["method"],
+            path=scope["path"],
+            model=self._server.llm.served_model_names[0],
+            status=context.status or 0,
+            started=context.started,
+            request_id=context.request_id,
+        ):
+            sink.add(span)
 
     def _write_log(self, context: RequestContext, scope: Scope, of_note: bool) -> None:
         level = logging.INFO if of_note else logging.DEBUG

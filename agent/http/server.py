@@ -11,7 +11,9 @@ from pagelet.agent.http.message_plan import MessageForms
 from pagelet.agent.limits import Admission, RateLimiter
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
+from pagelet.agent.spans import SERVICE_NAME
 from pagelet.engine.async_llm import AsyncLLM
+from pagelet.process.spans import open_sink
 from pagelet.protocol.openai.errors import ApiError
 
 
@@ -28,6 +30,7 @@ class Server:
         self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))
         self.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
         self.admission = Admission(settings.max_queue)
+        self.spans = open_sink(SERVICE_NAME, settings.otlp_traces_endpoint)
         self.draining = False
         self.open_requests = 0
         self._idle = asyncio.Event()

@@ -16,6 +16,7 @@ from pagelet.process.disconnect import ClientGone, Receive, run_until_disconnect
 from pagelet.protocol.exposition import CONTENT_TYPE
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
+from pagelet.protocol.trace_context import TraceContext
 from pagelet.router import access_log, gauges
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.http.inference import PATHS, Inference
@@ -23,11 +24,11 @@ from pagelet.router.merged_metrics import merge
 from pagelet.router.proxy.body import RequestBody
 from pagelet.router.record import RequestRecord
 from pagelet.router.siblings import ALONE, ExplainQuestion, MetricsQuestion, Question, Siblings
+from pagelet.router.spans import span_of
 from pagelet.router.state import RouterState
 from pagelet.router.states import States
 from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.tenants.usage import usage_of
-from pagelet.router.tracing import TraceContext
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +186,8 @@ class RouterApp:
         record.seconds = record.elapsed()
         if exchange.path in PATHS:
             self.state.metrics.on_finished(record)
-            self.state.spans.add(record, trace)
+            if self.state.spans is not None:
+                self.state.spans.add(span_of(record, trace))
         access_log.write(record)
 
     # What probes and scrapers ask.

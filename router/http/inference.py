@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.models import ServedModel
@@ -24,7 +25,6 @@ from pagelet.router.state import RouterState
 from pagelet.router.tenants.limits import Grant
 from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.tokens.tokeniser import CHAT, COMPLETIONS, Prompts
-from pagelet.router.tracing import TraceContext
 from pagelet.router.upstream.connection import Headers
 
 _SCORING: Final = ("/v2/rerank", "/v1/rerank", "/rerank", "/v1/score", "/score")

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.router import spans
+from pagelet.process.spans import SpanSink, open_sink
+from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.record import RequestRecord
 from pagelet.router.routing.types import Decision
-from pagelet.router.tracing import TraceContext
+from pagelet.router.spans import SERVICE_NAME, span_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -71,12 +72,12 @@ class Collected:
 
 def test_a_request_becomes_a_span():
     collected = Collected()
-    exported = spans.ExportedSpans(collected)
+    exported = SpanSink(SERVICE_NAME, exporter=collected)
     trace = TraceContext.receive(f"00-{TRACE}-{PARENT}-01", None)
-    exported.add(finished(model="m", prompt_tokens=100, cached_tokens=48), trace)
-    exported.add(finished(503, error="no_replica"), trace)
+    exported.add(span_of(finished(model="m", prompt_tokens=100, cached_tokens=48), trace))
+    exported.add(span_of(finished(503, error="no_replica"), trace))
     unsampled = TraceContext.receive(f"00-{TRACE}-{PARENT}-00", None)
-    exported.add(finished(), unsampled)
+    exported.add(span_of(finished(), unsampled))
     exported.close()
     assert collected.closed
     good, bad = collected.spans
@@ -95,12 +96,12 @@ def test_a_request_becomes_a_span():
 
 def test_without_a_collector_there_are_no_spans(monkeypatch):
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert isinstance(spans.make_spans(), spans.NoSpans)
+    assert open_sink(SERVICE_NAME) is None
 
 
 def test_missing_packages_are_named(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(spans.make_spans(), spans.NoSpans)
+        assert open_sink(SERVICE_NAME) is None
     assert "pagelet[otel]" in caplog.text
