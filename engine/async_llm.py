@@ -429,10 +429,10 @@ class AsyncLLM:
         if any(output.finish_reason is not None for output in outputs.outputs) or to_abort:
             engine.streams = {stream for stream in engine.streams if not stream.finished}
 
-    def on_lost(self, engine_index: int) -> None:
+    def on_lost(self, engine_index: int, cause: str | None) -> None:
         """See `CoreEvents`."""
         engine = self._engines[engine_index]
-        why = f"engine core {engine_index} died"
+        why = f"engine core {engine_index} died" + (f": {cause}" if cause else "")
         for stream in engine.streams:
             stream.lose(why)
         engine.streams.clear()

@@ -11,6 +11,7 @@ import msgspec
 from pagelet.process.frames import FrameReader, encode_frame
 from pagelet.protocol.engine import (
     Acknowledge,
+    EngineCoreFailed,
     EngineCoreOutputs,
     EngineCoreReady,
     FromCore,
@@ -32,8 +33,9 @@ class CoreEvents(Protocol):
         """A step ended."""
         ...
 
-    def on_lost(self, engine_index: int) -> None:
-        """The connection broke: the core's requests are gone."""
+    def on_lost(self, engine_index: int, cause: str | None) -> None:
+        """The connection broke: the core's requests are gone. `cause` is the core's last word, if
+        it had any."""
         ...
 
 
@@ -47,6 +49,7 @@ class CoreClient:
         self._transport: asyncio.Transport | None = None
         self.ready: EngineCoreReady | None = None
         self._handled = 0
+        self._cause: str | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
@@ -84,9 +87,10 @@ class CoreClient:
     def _end(self) -> None:
         """Called as soon as the loop knows, so that nothing is written to a dead connection."""
         self._transport = None
+        cause, self._cause = self._cause, None
         if self.ready is not None:
             self.ready = None
-            self._events.on_lost(self.engine_index)
+            self._events.on_lost(self.engine_index, cause)
         if not self._lost.done():
             self._lost.set_result(None)
 
@@ -102,6 +106,8 @@ class CoreClient:
                 # Called after the readers that these outputs woke: they have passed them on then.
                 asyncio.get_running_loop().call_soon(self._acknowledge)
             self._handled += 1
+        elif isinstance(message, EngineCoreFailed):
+            self._cause = message.error
         else:
             self.ready = message
             self._events.on_ready(self.engine_index, message)

@@ -25,7 +25,7 @@ from pagelet.engine.core.effective import effective_config
 from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.engine.core.kv_publisher import KVEventPublisher
 from pagelet.engine.core.launch import CoreLaunch
-from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.errors import ConfigurationError, ExecutorFailed
 from pagelet.engine.source import resolve_model
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import FrameReader, encode_frame
@@ -34,6 +34,7 @@ from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,
     Acknowledge,
+    EngineCoreFailed,
     EngineCoreOutputs,
     EngineCoreReady,
     EngineCoreRequest,
@@ -44,6 +45,8 @@ _IDLE_SECONDS = 0.5
 _READ_BYTES = 1 << 20
 _MOST_UNACKNOWLEDGED = 4
 """Steps whose outputs the client has not handled yet; then the core waits for it."""
+_LAST_WORDS_SECONDS = 1.0
+"""How long a client may take to read why the core ends."""
 _log = logging.getLogger("pagelet.engine.core")
 
 
@@ -125,9 +128,19 @@ class CoreServer:
                 self._step += 1
                 if self._publisher is not None and (events := core.take_kv_events()):
                     self._publisher.publish(events)
-            elif not blocked and time.monotonic() - self._last_sent > _IDLE_SECONDS:
-                self._send(core.idle_stats())
+            else:
+                core.executor.check()
+                if not blocked and time.monotonic() - self._last_sent > _IDLE_SECONDS:
+                    self._send(core.idle_stats())
             self._beat(waits=blocked)
+
+    def fail(self, error: ExecutorFailed) -> None:
+        """Tells the client why this core ends, so that its requests can say so."""
+        if self._client is None:
+            return
+        self._client.socket.settimeout(_LAST_WORDS_SECONDS)
+        with contextlib.suppress(OSError):
+            self._client.send(EngineCoreFailed(str(error)))
 
     def close(self) -> None:
         """Ends the connection."""
@@ -277,6 +290,9 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
     link.report_serving()
     try:
         server.run()
+    except ExecutorFailed as error:
+        server.fail(error)
+        raise
     finally:
         heartbeat.stopping()
         server.close()

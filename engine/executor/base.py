@@ -19,10 +19,15 @@ class Executor(Protocol):
     def execute(
         self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
     ) -> Future[RunnerOutput]:
-        """Queues a step; several may be in flight. The future fails if a worker died.
+        """Queues a step; several may be in flight. The future fails with `ExecutorFailed` if a
+        worker died or hangs.
 
         `masks` is given, and will be fulfilled once the step before has ended, if the plan has
         `constrained` requests."""
+        ...
+
+    def check(self) -> None:
+        """Raises `ExecutorFailed` if a worker died or hangs, also where no step is in flight."""
         ...
 
     def close(self) -> None:

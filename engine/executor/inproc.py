@@ -41,6 +41,9 @@ class InprocExecutor:
         launched = self._thread.submit(self._launch, plan, wait)
         return self._collector.submit(self._collect, plan, launched)
 
+    def check(self) -> None:
+        """See `Executor`; whatever ends the thread's steps is in their futures."""
+
     def close(self) -> None:
         """See `Executor`."""
         self._thread.shutdown(cancel_futures=True)

@@ -14,7 +14,7 @@ _STOPPED_SECONDS = 3.0
 """How long a process that is stopped is waited for."""
 _SILENT_SECONDS = 60.0
 """How long any other one is: an operation that keeps the interpreter's lock silences it too."""
-_DEADLOCK_SECONDS = 4.0
+_DEADLOCK_SECONDS = 3.5
 """How long ranks that only wait for one another are."""
 
 

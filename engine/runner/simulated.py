@@ -86,6 +86,9 @@ class SimulatedExecutor:
             masks.add_done_callback(lambda masks: _fulfil(future, self._step, plan, masks))
         return future
 
+    def check(self) -> None:
+        """See `Executor`; nothing can have happened."""
+
     def close(self) -> None:
         """See `Executor`."""
         if self._thread is not None:

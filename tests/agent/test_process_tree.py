@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import zmq
 
@@ -202,7 +203,30 @@ def test_a_killed_api_process(serve: Callable[..., Served]) -> None:
     assert server.post(4).status_code == 200
 
 
-def test_a_killed_worker(serve: Callable[..., Served], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "sent", "cause"),
+    [
+        pytest.param(
+            ("--tensor-parallel-size", "2", "--data-parallel-size", "2"),
+            signal.SIGKILL,
+            "rank 1 ended with signal SIGKILL",
+            id="killed-dp2-tp2",
+        ),
+        pytest.param(
+            ("--pipeline-parallel-size", "2"),
+            signal.SIGSTOP,
+            "rank 1 (pipeline stage 1, tensor rank 0) hangs: a signal has stopped its process",
+            id="stopped-pp2",
+        ),
+    ],
+)
+def test_a_rank_that_is_gone(
+    serve: Callable[..., Served],
+    tmp_path: Path,
+    layout: tuple[str, ...],
+    sent: signal.Signals,
+    cause: str,
+) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -219,16 +243,34 @@ def test_a_killed_worker(serve: Callable[..., Served], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     server = serve(
         *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
-        *("--tensor-parallel-size", "2", "--num-blocks", "2000"),
+        *("--num-blocks", "2000", *layout),
         model=str(tmp_path),
     ).wait_ready()
-    load = Load(server, streams=2, max_tokens=4000)
+    body = {"model": "tiny", "prompt": [5, 6, 7] * 9, "max_tokens": 12, "temperature": 0}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        answers = list(
+            threads.map(lambda _: server.client.post("/v1/completions", json=body).text, range(4))
+        )
+    assert len({json.loads(answer)["choices"][0]["text"] for answer in answers}) == 1
+    load = Load(server, streams=4, max_tokens=4000)
     workers = server.pids("pagelet.engine.executor.worker")
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
-    assert set(load.ends(SECONDS_TO_FAIL)) <= {"error", "broken"}
+    groups: dict[int, list[int]] = {}
+    for pid in workers:
+        groups.setdefault(psutil.Process(pid).ppid(), []).append(pid)
+    assert [len(group) for group in groups.values()] == [2] * (len(workers) // 2)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        whole = [threads.submit(server.post, 4000) for _ in groups]
+        wait_for(lambda: server.metric("vllm:num_requests_running{") == 4 + len(groups))
+        for group in groups.values():
+            os.kill(max(group), sent)
+        assert set(load.ends(30)) <= {"error", "broken"}
+        responses = [answer.result() for answer in whole]
+    for response in responses:
+        assert response.status_code == 503
+        assert cause in response.json()["error"]["message"]
     wait_for(lambda: not any(is_alive(pid) for pid in workers))
     wait_for(lambda: server.get("/ready") == 200)
+    assert server.client.post("/v1/completions", json=body).text
     assert server.post(4).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Executors of tiny models with random weights, on any number of tensor-parallel ranks."""
+"""Executors of tiny models with random weights, on any layout of ranks."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from pagelet.engine.executor.base import Executor
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.model_config import ModelConfig, MoEConfig, RopeConfig
 from pagelet.engine.source import ModelFiles
+from pagelet.protocol.config import EngineOptions
 from support.tiny_models import tiny_options
 
 LLAMA = ModelConfig(
@@ -41,9 +42,30 @@ MOE = ModelConfig(
 _NO_FILES = ModelFiles(Path("none"), "safetensors", "none")
 
 
-def make_ranks(config: ModelConfig, size: int, **cache: object) -> Executor:
-    """The same model for every `size`; `cache` changes its cache options."""
-    options = tiny_options(tensor_parallel_size=size, load_format="dummy")
+def make_ranks(
+    config: ModelConfig,
+    tp_size: int,
+    pp_size: int = 1,
+    *,
+    expert_parallel: bool = False,
+    **cache: object,
+) -> Executor:
+    """The same model for every layout of ranks; `cache` changes its cache options."""
+    return make_executor(
+        ranks_options(tp_size, pp_size, expert_parallel=expert_parallel, **cache),
+        _NO_FILES,
+        config,
+        128,
+    )
+
+
+def ranks_options(
+    tp_size: int, pp_size: int = 1, *, expert_parallel: bool = False, **cache: object
+) -> EngineOptions:
+    """Of `make_ranks`."""
+    options = tiny_options(tensor_parallel_size=tp_size, load_format="dummy")
+    options.parallel.pipeline_parallel_size = pp_size
+    options.parallel.enable_expert_parallel = expert_parallel
     for name, value in cache.items():
         setattr(options.cache, name, value)
-    return make_executor(options, _NO_FILES, config, 128)
+    return options
