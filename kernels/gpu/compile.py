@@ -109,6 +109,8 @@ def _compile(one: launch.Launch, kernel: str, example: str, architecture: Archit
     found = _MATRIX_INSTRUCTION.search(text)
     if _NARROW_DOT.search(assembly["ttir"]) and found is None:
         problems.append("has a product of matrices without matrix instructions")
+    if one.kwargs.get("enable_fp_fusion") is False and "fma.rn.f32" in assembly.get("ptx", ""):
+        problems.append("fuses products and sums, which it must not")
     return dataclasses.replace(
         report,
         registers=registers,

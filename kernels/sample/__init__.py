@@ -19,13 +19,14 @@ min(floor(uniform * total), total - 1). At temperature 0 it is the first that ha
 """
 
 from pagelet.kernels.dispatch import Op
+from pagelet.kernels.gpu.lazy import triton_implementation
 from pagelet.kernels.sample import batched, cpu, reference
 
 sample = Op(
     "sample",
     reference.sample,
     cpu={"cpp": cpu.sample, "batched": batched.sample},
-    cuda={"batched": batched.sample},
+    cuda={"triton": triton_implementation(reference.sample), "batched": batched.sample},
 )
 
 __all__ = ["sample"]

@@ -167,6 +167,22 @@ def test_cpp_equals_batched_on_a_real_vocabulary(tier):
         assert lists(got) == lists(batched.sample(logits, temperature, uniform, **options))
 
 
+@pytest.mark.parametrize("used", [{"min_p"}, {"top_k"}, {"top_p"}, {"min_p", "top_k", "top_p"}])
+@pytest.mark.parametrize(
+    ("vocab", "dtype"), [(1, torch.float32), (65, torch.float64), (2100, torch.float32)]
+)
+def test_triton_equals_the_reference(vocab, dtype, used):
+    """In the interpreter, which is slow: few rows, but with ties and what a row's filters keep."""
+    logits, temperature, uniform, filters = draw_batch(vocab, 3, vocab, dtype)
+    temperature[1] = 0.7
+    filters["top_k"][1] = vocab // 3
+    options = options_of(filters, used)
+    wide = torch.full((3, vocab + 5), math.nan, dtype=dtype)
+    wide[:, :vocab] = logits
+    got = sample.implementations["triton"](wide[:, :vocab], temperature, uniform, **options)
+    assert lists(got) == lists(reference.sample(logits, temperature, uniform, **options))
+
+
 @pytest.mark.parametrize("implementation", sorted(sample.implementations))
 def test_at_temperature_0_the_first_of_the_largest_is_taken(implementation):
     function = sample.implementations[implementation]
