@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.process.own_metrics import ProcessMetrics
 from pagelet.protocol import metrics as names
-from pagelet.protocol.engine import EngineCoreReady, SchedulerStats
+from pagelet.protocol.engine import EngineCoreReady, SchedulerStats, SpeculationStats
 from pagelet.protocol.exposition import Family, Histogram, Scalar, render
 
 
@@ -31,7 +31,9 @@ class Metrics(EngineObserver):
         enable_prefix_caching: bool,
         num_engines: int = 1,
         aliases: bool = True,
+        num_speculative_tokens: int = 0,
     ) -> None:
+        """`num_speculative_tokens` is the most that are drafted at once; 0: none ever are."""
         self._model_name = model_name
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
@@ -40,7 +42,11 @@ class Metrics(EngineObserver):
         self._engines = [_EngineSeries() for _ in range(num_engines)]
         self._server: dict[tuple[str, str], Scalar] = {}
         self._aliases = aliases
-        for metric in (*names.ENGINE_METRICS, *(names.ALIASES if aliases else ())):
+        for metric in (
+            *names.ENGINE_METRICS,
+            *names.speculation_metrics(num_speculative_tokens),
+            *(names.ALIASES if aliases else ()),
+        ):
             self._families[metric.name] = Family(metric.name, metric.kind, metric.help)
             for index, series in enumerate(self._engines):
                 self._add_engine_series(metric, index, series)
@@ -125,6 +131,8 @@ class Metrics(EngineObserver):
         scalars["vllm:prefix_cache_queries_total"].value += stats.prefix_cache_queries
         scalars["vllm:prefix_cache_hits_total"].value += stats.prefix_cache_hits
         scalars["vllm:num_preemptions_total"].value += stats.num_preemptions
+        if stats.speculation is not None:
+            _count_drafts(engine, stats.speculation)
         if stats.num_scheduled_tokens:
             histogram = engine.histograms["vllm:iteration_tokens_total"]
             histogram.observe(stats.num_scheduled_tokens)
@@ -217,6 +225,16 @@ class Metrics(EngineObserver):
             for engine in self._engines:
                 _copy_aliases(engine)
         return render(list(self._families.values())) + self._process.render()
+
+
+def _count_drafts(engine: _EngineSeries, stats: SpeculationStats) -> None:
+    prefix = "vllm:spec_decode_num"
+    engine.scalars[f"{prefix}_drafts_total"].value += stats.num_drafts
+    engine.scalars[f"{prefix}_draft_tokens_total"].value += stats.num_draft_tokens
+    engine.scalars[f"{prefix}_accepted_tokens_total"].value += stats.num_accepted_tokens
+    for position, count in enumerate(stats.accepted_per_position):
+        name = f"{prefix}_accepted_tokens_per_pos_total"
+        engine.labelled[name, str(position)].value += count
 
 
 def _copy_aliases(engine: _EngineSeries) -> None:

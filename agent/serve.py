@@ -76,6 +76,9 @@ def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
         enable_prefix_caching=options.cache.enable_prefix_caching,
         num_engines=options.parallel.data_parallel_size,
         aliases=settings.metric_aliases,
+        num_speculative_tokens=(
+            0 if options.speculation is None else options.speculation.num_speculative_tokens
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
@@ -23,6 +24,7 @@ from pagelet.protocol.config import (
     SimulatedRunnerOptions,
     Task,
 )
+from pagelet.protocol.speculation import SpeculationOptions
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,6 +41,15 @@ def _parse_size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _parse_speculation(text: str) -> SpeculationOptions:
+    try:
+        return msgspec.json.decode(text, type=SpeculationOptions)
+    except msgspec.DecodeError as error:
+        raise typer.BadParameter(
+            f'{error}; write JSON such as {{"method": "ngram", "num_speculative_tokens": 5}}'
+        ) from None
 
 
 def _parse_block_size(text: str) -> int:
@@ -191,6 +202,13 @@ def serve(
         ToolCallParser,
         typer.Option(help="How the model writes calls of tools; auto: found from its template."),
     ] = _SERVE.tool_call_parser,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Post OpenTelemetry spans of requests to this URL, such as "
+            "http://collector:4318/v1/traces. [default: by OTEL_EXPORTER_OTLP_ENDPOINT]",
+        ),
+    ] = _SERVE.otlp_traces_endpoint,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = (
         _SERVE.log_level
     ),
@@ -202,13 +220,6 @@ def serve(
         str | None,
         typer.Option(help="Where the tokenizer comes from, as MODEL. [default: from MODEL]"),
     ] = None,
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="Post OpenTelemetry spans of requests to this URL, such as "
-            "http://collector:4318/v1/traces. [default: by OTEL_EXPORTER_OTLP_ENDPOINT]",
-        ),
-    ] = _SERVE.otlp_traces_endpoint,
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -325,6 +336,17 @@ def serve(
     async_scheduling: Annotated[
         bool, typer.Option(help="Schedule the next step while the last one runs.")
     ] = _SCHEDULER.async_scheduling,
+    speculative_config: Annotated[
+        SpeculationOptions | None,
+        typer.Option(
+            metavar="JSON",
+            parser=_parse_speculation,
+            help='Guess tokens and verify several at once: {"method": "ngram"} from the prompt, '
+            '{"method": "draft_model", "model": SOURCE} by a smaller model; beside that '
+            "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, quantization and "
+            "adaptive. [default: off]",
+        ),
+    ] = None,
     # Processes
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Processes (GPUs) that divide each layer of the model.")
@@ -466,6 +488,7 @@ def serve(
             replay_endpoint=kv_events_replay_endpoint,
             topic=kv_events_topic,
         ),
+        speculation=speculative_config,
         runner=runner,
         simulated=SimulatedRunnerOptions(
             step_seconds=simulated_step_seconds,
@@ -487,10 +510,10 @@ def serve(
         drain_timeout=drain_timeout,
         step_timeout=step_timeout,
         tool_call_parser=tool_call_parser,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         log_level=log_level,
         log_format=log_format,
     )
     from pagelet.agent.supervisor.run import run_server
 
     raise typer.Exit(run_server(options, settings))
-        otlp_traces_endpoint=otlp_traces_endpoint,

@@ -58,6 +58,32 @@ def _with(label: str) -> tuple[str, ...]:
     return ("model_name", "engine", label)
 
 
+def speculation_metrics(num_speculative_tokens: int) -> tuple[Metric, ...]:
+    """Of an engine that drafts up to so many tokens at once; there are none while that is off."""
+    if num_speculative_tokens == 0:
+        return ()
+    return (
+        Metric(
+            "vllm:spec_decode_num_drafts_total",
+            "counter",
+            "Times that tokens were drafted for a request.",
+        ),
+        Metric("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens drafted."),
+        Metric(
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "counter",
+            "Drafted tokens that the model drew as well.",
+        ),
+        Metric(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "counter",
+            "Drafted tokens that the model drew as well, by their place in the draft.",
+            _with("position"),
+            tuple(str(position) for position in range(num_speculative_tokens)),
+        ),
+    )
+
+
 ENGINE_METRICS: tuple[Metric, ...] = (
     Metric("vllm:num_requests_running", "gauge", "Requests in execution batches."),
     Metric("vllm:num_requests_waiting", "gauge", "Requests waiting to be processed."),

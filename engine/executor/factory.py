@@ -29,6 +29,10 @@ def make_executor(
             raise ConfigurationError("--runner simulated only generates: give --task generate")
         from pagelet.engine.runner.simulated import SimulatedExecutor
 
+        if options.speculation is not None and options.speculation.method == "draft_model":
+            raise ConfigurationError(
+                "the simulated runner runs no draft model: take the method ngram, or none"
+            )
         windows = [config.window(layer) for layer in range(config.num_layers)]
         asked = options.cache.num_blocks
         blocks = {} if asked is None else {"num_blocks": asked}

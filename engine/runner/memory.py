@@ -14,6 +14,7 @@ from pagelet.engine.host_memory import read_host_memory
 from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.kernels.paged_attention.cpu import token_size
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions
 
@@ -85,7 +86,9 @@ def activation_bytes(
 
     A formula, for where the step itself is not run (see `worst_step`).
     """
-    sampling = options.scheduler.max_num_seqs * config.vocab_size * _SAMPLING_BYTES
+    drafts = 0 if options.speculation is None else MAX_DRAFT_TOKENS
+    rows = options.scheduler.max_num_seqs + drafts
+    sampling = rows * config.vocab_size * _SAMPLING_BYTES
     tokens = options.scheduler.max_num_batched_tokens
     return max(layer_bytes(config, tokens, max_model_len, dtype), sampling)
 

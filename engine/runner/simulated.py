@@ -3,6 +3,7 @@ time model and reproducible tokens. It measures the host's own cost, and stands 
 replicas where a router or an autoscaler is studied. Free of torch.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pagelet.engine.step import (
     RunnerInfo,
     RunnerOutput,
     SampledToken,
+    ScheduledRequest,
     SchedulerOutput,
     TokenMasks,
 )
@@ -120,16 +122,7 @@ class SimulatedExecutor:
             end = entry.num_computed_tokens + entry.num_tokens
             result = SampledToken(entry.request_id, [])
             if entry.samples:
-                token = simulated_token(row.last_token, end, row.salt, self._vocab_size)
-                if index in allowed:
-                    token = _choose(allowed[index], token, row.forbidden)
-                else:
-                    while token in row.forbidden:  # answers are as long as they were asked to be
-                        token = (token + 1) % self._vocab_size
-                row.last_token = token
-                result.token_ids.append(token)
-                if row.logprobs is not None:
-                    result.logprobs = [self._logprobs(token, row.logprobs)]
+                self._sample(row, entry, allowed.get(index), result)
             if row.prompt_logprobs is not None:
                 result.prompt_logprobs = [
                     self._logprobs(token, row.prompt_logprobs)
@@ -138,14 +131,43 @@ class SimulatedExecutor:
             sampled.append(result)
         return RunnerOutput(plan.step, sampled)
 
+    def _sample(
+        self,
+        row: _Row,
+        entry: ScheduledRequest,
+        allowed: Sequence[npt.NDArray[np.intp]] | None,
+        result: SampledToken,
+    ) -> None:
+        """Tokens up to the first that is not the draft in its place; `allowed` are those that may
+        be drawn there, after none, one, ... of the drafts."""
+        position = entry.num_computed_tokens + entry.num_tokens - len(entry.draft_token_ids)
+        for place, draft in enumerate([*entry.draft_token_ids, None]):
+            token = simulated_token(row.last_token, position + place, row.salt, self._vocab_size)
+            if allowed is not None:
+                token = _choose(allowed[place], token, row.forbidden)
+            else:
+                while token in row.forbidden:  # answers are as long as they were asked to be
+                    token = (token + 1) % self._vocab_size
+            row.last_token = token
+            result.token_ids.append(token)
+            if row.logprobs is not None:
+                found = self._logprobs(token, row.logprobs)
+                result.logprobs = [*(result.logprobs or ()), found]
+            if token != draft:
+                return
+
     def _allowed_tokens(
         self, plan: SchedulerOutput, masks: TokenMasks
-    ) -> dict[int, npt.NDArray[np.intp]]:
-        """The tokens that each constrained request may draw, by its index in the plan."""
-        octets = np.frombuffer(masks.words, np.uint8).reshape(len(plan.constrained), -1)
+    ) -> dict[int, list[npt.NDArray[np.intp]]]:
+        """The tokens that each constrained request may draw, by its index in the plan: without
+        drafts, and after each of them."""
+        counts = [1 + len(plan.scheduled[index].draft_token_ids) for index in plan.constrained]
+        octets = np.frombuffer(masks.words, np.uint8).reshape(sum(counts), -1)
         bits = np.unpackbits(octets, axis=1, bitorder="little")[:, : self._vocab_size]
+        rows = iter(bits)
         return {
-            index: np.flatnonzero(row) for index, row in zip(plan.constrained, bits, strict=True)
+            index: [np.flatnonzero(row) for row in itertools.islice(rows, count)]
+            for index, count in zip(plan.constrained, counts, strict=True)
         }
 
     def _logprobs(self, token: int, count: int) -> TokenLogprobs:

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagelet.agent.metrics import Metrics
 from pagelet.engine.observer import RequestTimes
 from pagelet.protocol import metrics as names
-from pagelet.protocol.engine import EngineCoreReady, SchedulerStats
+from pagelet.protocol.engine import EngineCoreReady, SchedulerStats, SpeculationStats
 from pagelet.protocol.sampling import SamplingParams
 
 
@@ -131,6 +131,27 @@ def test_types_and_help_are_exposed():
     for metric in (*names.ENGINE_METRICS, *names.ALIASES, *names.SERVER_METRICS):
         assert f"# TYPE {metric.name} {metric.kind}\n" in text
         assert f"# HELP {metric.name} {metric.help}\n" in text
+
+
+def test_drafts_are_counted_from_process_start_where_they_are_on():
+    assert "spec_decode" not in make().render().decode()
+    metrics = make(num_speculative_tokens=3)
+    prefix = "vllm:spec_decode_num"
+    per_position = f"{prefix}_accepted_tokens_per_pos_total"
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert value(metrics, f"{prefix}_{name}_total", **engine()) == 0
+    for position in range(3):
+        assert value(metrics, per_position, **engine(position=str(position))) == 0
+    for _ in range(2):
+        metrics.on_stats(0, SchedulerStats(speculation=SpeculationStats(2, 6, 3, [2, 1])))
+    metrics.on_stats(0, SchedulerStats(speculation=SpeculationStats()))
+    counted = [
+        value(metrics, f"{prefix}_{name}_total", **engine())
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    ]
+    assert counted == [4, 12, 6]
+    positions = [value(metrics, per_position, **engine(position=str(i))) for i in range(3)]
+    assert positions == [4, 2, 0]
 
 
 def test_aliases_can_be_turned_off():

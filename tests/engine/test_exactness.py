@@ -1,7 +1,7 @@
 """A request's tokens and logprobs do not depend on what shares its steps: any mix of arrivals,
-chunks, prefix hits, preemptions and aborts gives what the request gives alone. In float64, so that
-rounding can neither hide a fault nor make one; and on the CPU library in every format that it has,
-since there a row's bits are the same whatever shares its step."""
+chunks, prefix hits, preemptions, drafts and aborts gives what the request gives alone. In float64,
+so that rounding can neither hide a fault nor make one; and on the CPU library in every format that
+it has, since there a row's bits are the same whatever shares its step."""
 
 import functools
 from typing import Any
@@ -17,6 +17,7 @@ from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.speculation import SpeculationOptions
 from support.tiny_models import TINY, tiny_options
 
 MAX_MODEL_LEN = 96
@@ -47,6 +48,11 @@ CASES = [(kind, "float64") for kind in sorted(MODELS)] + [
 ]
 
 
+NGRAM = SpeculationOptions(
+    method="ngram", num_speculative_tokens=4, prompt_lookup_min=1, adaptive=False
+)
+
+
 @functools.cache
 def model_config(kind: str) -> Any:
     return model_config_from_hf(
@@ -59,9 +65,16 @@ def model_config(kind: str) -> Any:
     )
 
 
-def make_core(kind: str, numerics: str, num_blocks: int, **scheduler: Any) -> EngineCore:
+def make_core(
+    kind: str,
+    numerics: str,
+    num_blocks: int,
+    speculation: SpeculationOptions | None = None,
+    **scheduler: Any,
+) -> EngineCore:
     torch.set_num_threads(1)
     options = tiny_options(num_blocks=num_blocks, load_format="dummy")
+    options.speculation = speculation
     if numerics != "float64":
         options.cache.block_size = 16
         dtype, quantization, kv_cache_dtype = NUMERICS[numerics]
@@ -85,7 +98,8 @@ def make_request(request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
 
 
 @functools.cache
-def alone(kind: str, numerics: str, frozen: str) -> list[EngineCoreOutput]:
+def alone(kind: str, numerics: str, frozen: str) -> EngineCoreOutput:
+    """One request's whole answer."""
     core = make_core(kind, numerics, 200, async_scheduling=False, max_num_batched_tokens=256)
     core.add(make_request(0, eval(frozen)))
     outputs = []
@@ -94,7 +108,19 @@ def alone(kind: str, numerics: str, frozen: str) -> list[EngineCoreOutput]:
             outputs += core.step().outputs
     finally:
         core.close()
-    return outputs
+    return joined(outputs)
+
+
+def joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """What the steps brought, in one."""
+    whole = EngineCoreOutput(0, [], None)
+    for output in outputs:
+        whole.new_token_ids += output.new_token_ids
+        whole.finish_reason = output.finish_reason
+        if output.logprobs is not None:
+            assert len(output.logprobs) == len(output.new_token_ids)
+            whole.logprobs = (whole.logprobs or []) + output.logprobs
+    return whole
 
 
 @st.composite
@@ -141,6 +167,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_seqs": draw(st.integers(1, 6)),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "async_scheduling": draw(st.booleans()),
+        "speculation": draw(st.sampled_from([None, NGRAM, NGRAM])),
     }
 
 
@@ -160,6 +187,7 @@ def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]
         kind,
         numerics,
         1 + blocks_needed(kind, numerics, work["max_num_batched_tokens"]) + work["spare_blocks"],
+        work["speculation"],
         **{
             name: work[name]
             for name in ("max_num_batched_tokens", "max_num_seqs", "policy", "async_scheduling")
@@ -183,15 +211,16 @@ def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]
     finally:
         core.close()
     for index, wanted in enumerate(work["requests"]):
-        expected = alone(kind, numerics, repr(wanted))
-        if work["aborted"][index] is None:
-            assert len(outputs[index]) == len(expected)
-        for ours, theirs in zip(outputs[index], expected, strict=False):
+        theirs = alone(kind, numerics, repr(wanted))
+        ours = joined(outputs[index])
+        if work["aborted"][index] is None or ours.finish_reason is not None:
             assert ours.new_token_ids == theirs.new_token_ids
             assert ours.finish_reason == theirs.finish_reason
-            if theirs.logprobs is not None:
-                assert ours.logprobs is not None
-                (mine,), (other,) = ours.logprobs, theirs.logprobs
+        else:
+            assert ours.new_token_ids == theirs.new_token_ids[: len(ours.new_token_ids)]
+        if theirs.logprobs is not None and ours.new_token_ids:
+            assert ours.logprobs is not None
+            for mine, other in zip(ours.logprobs, theirs.logprobs, strict=False):
                 assert mine.token_ids == other.token_ids
                 assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
@@ -206,7 +235,7 @@ def test_the_tiny_models_look_at_their_context(kind: str) -> None:
             "params": {"max_tokens": 4, "temperature": 0.0, "logprobs": 2},
             "priority": 0,
         }
-        output = alone(kind, "float64", repr(wanted))[-1]
-        assert output.logprobs is not None
-        logprobs.append(output.logprobs[0].logprobs[0])
+        answer = alone(kind, "float64", repr(wanted))
+        assert answer.logprobs is not None
+        logprobs.append(answer.logprobs[-1].logprobs[0])
     assert max(logprobs) - min(logprobs) > 0.01
