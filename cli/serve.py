@@ -420,7 +420,7 @@ def serve(
     ] = None,
     kv_events_topic: Annotated[
         str,
-        typer.Option(help="Topic of KV events. [default: kv@ADDRESS@MODEL]", show_default=False),
+        typer.Option(help="Topic of KV events, such as kv@ADDRESS@MODEL. [default: empty]"),
     ] = "",
     # Simulation
     runner: Annotated[
@@ -436,6 +436,12 @@ def serve(
     simulated_context_token_seconds: Annotated[
         float, typer.Option(min=0, help="Simulated runner: seconds for each token of context.")
     ] = _SIMULATED.context_token_seconds,
+    simulated_weights_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Simulated runner: least seconds for a step's tokens, however few they are."
+        ),
+    ] = _SIMULATED.weights_seconds,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -494,6 +500,7 @@ def serve(
             step_seconds=simulated_step_seconds,
             token_seconds=simulated_token_seconds,
             context_token_seconds=simulated_context_token_seconds,
+            weights_seconds=simulated_weights_seconds,
         ),
         device=device,
     )

@@ -126,11 +126,13 @@ class CudaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class SimulatedRunnerOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The simulated runner's time model: a step of `n` tokens over a context of `c` tokens (summed
-    over its requests) takes `step_seconds + n * token_seconds + c * context_token_seconds`."""
+    over its requests) takes `step_seconds + max(weights_seconds, n * token_seconds) +
+    c * context_token_seconds`."""
 
     step_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     context_token_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    weights_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +144,7 @@ class KVEventsOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replay_endpoint: str | None = None
     """ROUTER socket that replays missed batches, such as `tcp://*:5558`; ranks as above."""
     topic: str = ""
-    """Default: `kv@<host>@<model>`."""
+    """The first part of each message; llm-d's router wants `kv@ADDRESS@MODEL`."""
 
 
 class StructuredOutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

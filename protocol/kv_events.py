@@ -13,6 +13,11 @@ import msgspec
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
+def _absent() -> None:
+    """A default that is sent all the same: vLLM always sends these fields, and some readers refuse
+    an event without them."""
+
+
 class BlockStored(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     """Consecutive full blocks were published; `token_ids` are those of all of them.
 
@@ -22,9 +27,9 @@ class BlockStored(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     parent_block_hash: bytes | int | None
     token_ids: list[int]
     block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+    lora_id: int | None = msgspec.field(default_factory=_absent)
+    medium: str | None = msgspec.field(default_factory=_absent)
+    lora_name: str | None = msgspec.field(default_factory=_absent)
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -35,7 +40,7 @@ class BlockRemoved(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     """Cached blocks were evicted."""
 
     block_hashes: Sequence[bytes | int]
-    medium: str | None = None
+    medium: str | None = msgspec.field(default_factory=_absent)
     group_idx: int | None = None
 
 

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -47,16 +46,13 @@ class KVEventPublisher:
     connected to, as vLLM does. Data-parallel rank i adds i to the port; port 0 takes a free one.
     """
 
-    def __init__(
-        self, options: KVEventsOptions, model_name: str, data_parallel_rank: int = 0
-    ) -> None:
+    def __init__(self, options: KVEventsOptions, data_parallel_rank: int = 0) -> None:
         """Opens the sockets. Raises `ConfigurationError` if an endpoint cannot be used."""
         import zmq
 
         assert options.endpoint is not None
         self._rank = data_parallel_rank
-        topic = options.topic or f"kv@{_own_address()}@{model_name}"
-        self._topic = topic.encode()
+        self._topic = options.topic.encode()
         self._context = zmq.Context()
         try:
             self._pub = self._open(zmq.PUB, options.endpoint, "--kv-events-endpoint")
@@ -72,7 +68,7 @@ class KVEventPublisher:
         """Where subscribers find the events; None if they go to a socket of someone else's."""
         if _is_bound(options.endpoint):
             replay = None if self._router is None else _bound_address(self._router)
-            self.sockets = KVEventSockets(_bound_address(self._pub), replay, topic)
+            self.sockets = KVEventSockets(_bound_address(self._pub), replay, options.topic)
         self._queue: collections.deque[KVEventBatch] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = False
@@ -176,13 +172,3 @@ def _replay(router: "zmq.Socket[bytes]", kept: "collections.deque[tuple[int, byt
             number = sequence.to_bytes(_SEQUENCE_BYTES, "big")
             router.send_multipart((*envelope, number, payload))
     router.send_multipart((*envelope, END_OF_REPLAY, b""))
-
-
-def _own_address() -> str:
-    """The address that others reach this machine (or pod) at: that of its default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # no packet is sent for this
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()

@@ -26,11 +26,9 @@ from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.engine.core.kv_publisher import KVEventPublisher
 from pagelet.engine.core.launch import CoreLaunch
 from pagelet.engine.errors import ConfigurationError, ExecutorFailed
-from pagelet.engine.source import resolve_model
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import FrameReader, encode_frame
 from pagelet.process.logs import configure_logging
-from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.engine import (
     AbortRequests,
     Acknowledge,
@@ -237,14 +235,6 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _make_publisher(options: EngineOptions, engine_index: int) -> KVEventPublisher | None:
-    """Of KV events, if they are asked for; under the name that requests use for the model."""
-    if options.kv_events.endpoint is None:
-        return None
-    names = options.model.served_model_names or [resolve_model(options).name]
-    return KVEventPublisher(options.kv_events, names[0], engine_index)
-
-
 def serve(launch: CoreLaunch, link: ParentLink) -> None:
     """Builds the core and serves it until SIGTERM."""
     heartbeat = HeartbeatWriter(launch.heartbeat_path)
@@ -253,7 +243,8 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
     options = launch.options
     try:
         core = build_core(options, heartbeat.stage)
-        publisher = _make_publisher(options, launch.engine_index)
+        events = options.kv_events
+        publisher = KVEventPublisher(events, launch.engine_index) if events.endpoint else None
     except ConfigurationError as error:
         link.fail(str(error))
     listener = _listen(launch.socket_path)

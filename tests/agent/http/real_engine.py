@@ -40,7 +40,7 @@ def simulated(*, scheduler=None, cache=None, step_seconds=0.0, **options):
 def core_in_thread(options, folder, index):
     """The paths of an engine core's socket and heartbeat."""
     core = build_core(options)
-    events = options.kv_events.endpoint and KVEventPublisher(options.kv_events, "tiny", index)
+    events = options.kv_events.endpoint and KVEventPublisher(options.kv_events, index)
     path, beat = f"{folder}/core{index}.sock", f"{folder}/beat{index}"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -42,7 +42,7 @@ def connect() -> Iterator[Connect]:
         sock.rcvtimeo = 30_000
         sock.connect(endpoint)
         if kind == zmq.SUB:
-            sock.subscribe(b"kv@")
+            sock.subscribe(b"")
         return sock
 
     yield connect
@@ -60,7 +60,7 @@ def options(tmp_path: Path) -> KVEventsOptions:
 
 @pytest.fixture
 def publisher(options: KVEventsOptions) -> Iterator[KVEventPublisher]:
-    publisher = KVEventPublisher(options, "tiny", data_parallel_rank=0)
+    publisher = KVEventPublisher(options, data_parallel_rank=0)
     yield publisher
     publisher.close()
 
@@ -105,8 +105,7 @@ def test_events_arrive_in_order_with_consecutive_numbers(
     publisher.publish([STORED, BlockRemoved(block_hashes=[b"\2" * 32])])
     publisher.publish([AllBlocksCleared()])
     topic, number, batch = receive(sub)
-    assert topic.startswith(b"kv@")
-    assert topic.endswith(b"@tiny")
+    assert topic == b"", "vLLM's default, which routers subscribe to"
     assert number == last + 1
     assert batch.events == [STORED, BlockRemoved(block_hashes=[b"\2" * 32])]
     assert batch.data_parallel_rank == 0
@@ -114,7 +113,7 @@ def test_events_arrive_in_order_with_consecutive_numbers(
     assert receive(sub)[1] == last + 2
 
 
-def test_events_are_maps_with_defaults_left_out(
+def test_events_are_maps_with_what_vllm_always_sends(
     publisher: KVEventPublisher,
     options: KVEventsOptions,
     connect: Connect,
@@ -136,8 +135,11 @@ def test_events_are_maps_with_defaults_left_out(
             "parent_block_hash": None,
             "token_ids": list(range(16)),
             "block_size": 16,
+            "lora_id": None,
+            "medium": None,
+            "lora_name": None,
         }
-    ]
+    ], "vllm-router refuses an event without the last three"
 
 
 @pytest.mark.parametrize("envelope", [[], [b""]], ids=["dealer", "req"])
@@ -171,7 +173,7 @@ def test_a_replay_holds_the_newest_batches_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kv_publisher, "REPLAY_BATCHES", 3)
-    publisher = KVEventPublisher(options, "tiny")
+    publisher = KVEventPublisher(options)
     for _ in range(10):
         publisher.publish([AllBlocksCleared()])
     dealer = connect(zmq.DEALER, options.replay_endpoint)
@@ -193,14 +195,14 @@ def test_a_malformed_replay_request_harms_nothing(
 def test_closing_sends_what_is_queued_and_frees_the_endpoint(
     options: KVEventsOptions, connect: Connect
 ) -> None:
-    publisher = KVEventPublisher(options, "tiny")
+    publisher = KVEventPublisher(options)
     sub = connect(zmq.SUB, options.endpoint)
     last = publish_until_subscribed(publisher, sub)
     for _ in range(200):
         publisher.publish([STORED])
     publisher.close()
     assert [receive(sub)[1] for _ in range(200)] == list(range(last + 1, last + 201))
-    KVEventPublisher(options, "tiny").close()
+    KVEventPublisher(options).close()
 
 
 def test_a_port_in_use_is_a_configuration_error() -> None:
@@ -209,12 +211,12 @@ def test_a_port_in_use_is_a_configuration_error() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"--kv-events-endpoint tcp://.*:{port}: Addr"):
-            KVEventPublisher(KVEventsOptions(endpoint=f"tcp://*:{port}"), "tiny")
+            KVEventPublisher(KVEventsOptions(endpoint=f"tcp://*:{port}"))
 
 
 def test_a_malformed_endpoint_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="give one such as"):
-        KVEventPublisher(KVEventsOptions(endpoint="*:5557"), "tiny")
+        KVEventPublisher(KVEventsOptions(endpoint="*:5557"))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_subscribers_are_told_where_the_sockets_are_bound(
     endpoint = endpoint.format(folder=tmp_path)
     replay_endpoint = f"{endpoint}-replay" if endpoint.startswith("ipc") else endpoint
     publisher = KVEventPublisher(
-        KVEventsOptions(endpoint=endpoint, replay_endpoint=replay_endpoint), "tiny", rank
+        KVEventsOptions(endpoint=endpoint, replay_endpoint=replay_endpoint), rank
     )
     assert publisher.sockets is not None
     assert publisher.sockets.replay_endpoint is not None
@@ -257,7 +259,7 @@ def test_events_for_a_socket_of_someone_elses_are_not_offered_to_subscribers() -
     context = zmq.Context()
     collector = context.socket(zmq.SUB)
     port = collector.bind_to_random_port("tcp://127.0.0.1")
-    publisher = KVEventPublisher(KVEventsOptions(endpoint=f"tcp://127.0.0.1:{port}"), "tiny")
+    publisher = KVEventPublisher(KVEventsOptions(endpoint=f"tcp://127.0.0.1:{port}"))
     assert publisher.sockets is None
     publisher.close()
     collector.close(linger=0)

@@ -55,7 +55,7 @@ class Engine:
             topic="kv@test",
         )
         self.blocks: set[bytes | int] = set()
-        self.publisher = KVEventPublisher(self.options, "tiny")
+        self.publisher = KVEventPublisher(self.options)
 
     @property
     def source(self) -> KVEventsSource:
@@ -82,7 +82,7 @@ class Engine:
     def restart(self) -> None:
         self.publisher.close()
         self.blocks.clear()
-        self.publisher = KVEventPublisher(self.options, "tiny")
+        self.publisher = KVEventPublisher(self.options)
 
 
 @asynccontextmanager
