@@ -9,6 +9,7 @@ BITS = {
     "float32": 32.0,
     "bfloat16": 16.0,
     "float16": 16.0,
+    "fp8": 8.0,
     "int8": 8.5,
     "int4": 5.0,
 }
@@ -38,9 +39,33 @@ class ModelCost:
 
     def prefill_flops(self, batch: int, prompt: int) -> float:
         """Of `batch` prompts, of whose tokens only the last needs the vocabulary."""
+        return batch * self.chunk_flops(0, prompt)
+
+    def chunk_flops(self, start: int, end: int) -> float:
+        """Of a prompt's tokens [start, end), where those before are cached, and the draw of one."""
         body = self._active_weights() - self._vocabulary()
-        tokens = prompt * (2 * body + self._attention_flops((prompt + 1) / 2))
-        return batch * (tokens + 2 * self._vocabulary())
+        products = (end - start) * 2 * body + 2 * self._vocabulary()
+        return products + self.attention_flops(start, end)
+
+    def attention_flops(self, start: int, end: int) -> float:
+        """Of a prompt's tokens [start, end), which attend to all before them."""
+        return (end - start) * self._attention_flops((start + 1 + end) / 2)
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Of one token's keys and values in all layers."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.kv_bits / 8
+
+    @property
+    def weight_bytes(self) -> float:
+        """In memory: every expert, and an embedding that is not the head."""
+        table = 0 if self.config.tie_word_embeddings else self._vocabulary() * 2
+        return self._weights(1 << 30) * BITS[self.kind] / 8 + table
+
+    def attended(self, context: float) -> float:
+        """Tokens that one token attends to, on average over the layers."""
+        return self._attended(context) / self.config.num_layers
 
     def _attention_flops(self, context: float) -> float:
         """Of one token: a product with the keys and one with the values."""

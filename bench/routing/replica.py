@@ -10,6 +10,7 @@ from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.scheduler.request import Request
 from pagelet.engine.scheduler.scheduler import Scheduler
 from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
+from pagelet.engine.step_time import StepTime
 from pagelet.protocol.config import SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.kv_events import KVEvent
@@ -21,7 +22,7 @@ _MAX_MODEL_LEN = 16_384
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What all replicas are. A step of `n` tokens takes `step_seconds + n * token_seconds`."""
+    """What all replicas are; for the time of a step see `StepTime`."""
 
     step_seconds: float = 0.02
     token_seconds: float = 0.06 / 256
@@ -34,7 +35,7 @@ class Hardware:
 
     def step(self, num_tokens: int) -> float:
         """Seconds of a step of so many tokens."""
-        return self.step_seconds + num_tokens * self.token_seconds
+        return StepTime(self.step_seconds, self.token_seconds).seconds(num_tokens)
 
     @property
     def tokens_per_second(self) -> float:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +22,7 @@ from pagelet.engine.step import (
     SchedulerOutput,
     TokenMasks,
 )
+from pagelet.engine.step_time import StepTime
 from pagelet.protocol.config import SimulatedRunnerOptions
 from pagelet.protocol.engine import TokenLogprobs
 
@@ -69,10 +71,10 @@ class SimulatedExecutor:
         self.info = RunnerInfo("simulated", "none", "none", "none", "none: the runner is simulated")
         self.layout: KVLayout = make_layout(windows, page_bytes=1)
         self.num_blocks = num_blocks
-        self._options = options
+        self._step_time = StepTime(**msgspec.structs.asdict(options))
         self._vocab_size = vocab_size
         self._rows: dict[int, _Row] = {}
-        timed = options.step_seconds or options.token_seconds or options.context_token_seconds
+        timed = self._step_time != StepTime()
         self._thread = ThreadPoolExecutor(1, "simulated-runner") if timed else None
 
     def execute(
@@ -99,13 +101,8 @@ class SimulatedExecutor:
     def _timed_step(self, plan: SchedulerOutput, masks: Future[TokenMasks] | None) -> RunnerOutput:
         begun = time.monotonic()
         result = self._step(plan, masks)
-        model = self._options
         context = sum(s.num_computed_tokens + s.num_tokens for s in plan.scheduled)
-        seconds = (
-            model.step_seconds
-            + plan.num_tokens * model.token_seconds
-            + context * model.context_token_seconds
-        )
+        seconds = self._step_time.seconds(plan.num_tokens, context)
         time.sleep(max(0.0, begun + seconds - time.monotonic()))
         return result
 
