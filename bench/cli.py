@@ -16,6 +16,7 @@ from pagelet.bench.load import command as load_command
 from pagelet.bench.offline import command as offline_command
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.quality import command as quality_command
+from pagelet.bench.roofline import command as roofline_command
 from pagelet.bench.routers import command as routers_command
 from pagelet.bench.routing import command as routing_command
 from pagelet.bench.server import ServerFailed
@@ -39,6 +40,7 @@ def bench() -> None:
 
 app.command("serve")(load_command.serve)
 app.command("engine")(offline_command.engine)
+app.command("model")(roofline_command.model)
 app.command("compare")(compare_command.compare)
 app.command("quality")(quality_command.quality)
 app.command("routers")(routers_command.routers)
