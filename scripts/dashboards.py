@@ -465,6 +465,14 @@ OPERATOR: Final = Dashboard(
                     _rates(f"{_O}api_requests_total", _OPERATOR, "instance", "{{instance}}"),
                 ),
                 _panel(
+                    "Scaling: changes, and services of unknown demand",
+                    "short",
+                    _rates(f"{_O}rescales_total", _OPERATOR, "instance", "changes"),
+                    _sums(f"{_O}unknown_demands", _OPERATOR, "instance", "unknown"),
+                    description="Of those that the operator scales itself. An unknown demand holds "
+                    "the count.",
+                ),
+                _panel(
                     "Who leads",
                     "short",
                     _sums(f"{_O}leader", _OPERATOR, "instance", "{{instance}}"),
