@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from pagelet.bench import engine_core, http_streams, start_up
+from pagelet.bench.autoscaling import command as autoscaling_command
 from pagelet.bench.compare import command as compare_command
 from pagelet.bench.figures import Figure, machine, render
 from pagelet.bench.load import command as load_command
@@ -38,6 +39,7 @@ def bench() -> None:
     """Measure this machine, and servers."""
 
 
+app.command("autoscaling")(autoscaling_command.autoscaling)
 app.command("serve")(load_command.serve)
 app.command("engine")(offline_command.engine)
 app.command("model")(roofline_command.model)

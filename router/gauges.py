@@ -57,12 +57,13 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     for counts in pool.events.counts:
         view.kv_event_gaps += counts.gaps
         view.kv_event_replays += counts.replayed
-    rate = 0.0
+    rate, prefilling = 0.0, 0
     for replica_state in pool.fleet.states(now):
         pending = replica_state.pending_prefill_tokens
         view.inflight_uncached_prefill_tokens += pending
         view.prefill_work_seconds += pending / replica_state.prefill_tokens_per_second
         view.decode_slots_in_use += replica_state.decoding
+        prefilling += replica_state.in_flight - replica_state.decoding
         view.kv_load += replica_state.kv_use
         view.replicas_with_events += replica_state.sends_events
         if replica_state.replica_id in ready:
@@ -74,6 +75,7 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     view.prefill_work_seconds += view.waiting_prompt_tokens / usual_rate
     work = Work(
         prefill_seconds=view.prefill_work_seconds,
+        prompts=prefilling + room.num_waiting,
         prefill_load=view.prefill_load,
         answers=room.in_flight + room.num_waiting,
         kv_load=view.kv_load,

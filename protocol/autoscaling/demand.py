@@ -43,6 +43,8 @@ class Work:
 
     prefill_seconds: float = 0.0
     """For which one replica would prefill what is in flight without a cache, and waiting."""
+    prompts: float = 0.0
+    """Without their first token. No more replicas than those help them, however long they are."""
     prefill_load: float = 0.0
     """Seconds of prefill that arrived, a second: replicas that prompts kept busy lately."""
     answers: float = 0.0
@@ -54,7 +56,7 @@ class Work:
 def demand(work: Work, targets: ScalingTargets) -> dict[Target, float]:
     """Replicas that each target asks for; not rounded, as the demands of routers add up first."""
     keep_up = work.prefill_load / PREFILL_USE
-    catch_up = work.prefill_seconds / targets.backlog_seconds
+    catch_up = min(work.prefill_seconds / targets.backlog_seconds, work.prompts)
     return {
         "backlog": keep_up + catch_up,
         "concurrency": work.answers / targets.concurrency,

@@ -8,7 +8,12 @@ from pagelet.protocol.autoscaling.demand import PREFILL_USE, ScalingTargets, Wor
 
 amounts = st.floats(0, 1e6)
 works = st.builds(
-    Work, prefill_seconds=amounts, prefill_load=amounts, answers=amounts, kv_load=amounts
+    Work,
+    prefill_seconds=amounts,
+    prompts=amounts,
+    prefill_load=amounts,
+    answers=amounts,
+    kv_load=amounts,
 )
 TARGETS_OF = ScalingTargets(backlog_seconds=2.0, concurrency=16, kv_use=0.5)
 
@@ -19,11 +24,14 @@ def added(one, other):
 
 
 @given(works, works)
-def test_the_demands_of_routers_add_up_to_that_of_one_router_that_sees_all(one, other):
+def test_the_demands_of_routers_add_up_to_no_more_than_one_router_would_see(one, other):
     apart = [demand(work, TARGETS_OF) for work in (one, other)]
     together = demand(added(one, other), TARGETS_OF)
     for target, replicas in together.items():
-        assert replicas == pytest.approx(sum(part[target] for part in apart))
+        summed = sum(part[target] for part in apart)
+        assert summed <= replicas * (1 + 1e-9)
+        if target != "backlog":
+            assert summed == pytest.approx(replicas)
 
 
 def test_no_work_asks_for_no_replica_and_the_least_work_for_some():
@@ -34,6 +42,8 @@ def test_no_work_asks_for_no_replica_and_the_least_work_for_some():
 def test_each_target_is_met_by_as_many_replicas_as_it_asks_for():
     assert demand(Work(answers=48), TARGETS_OF)["concurrency"] == 3
     assert demand(Work(kv_load=1.5), TARGETS_OF)["kv"] == 3
-    assert demand(Work(prefill_seconds=6), TARGETS_OF)["backlog"] == 3
+    assert demand(Work(prefill_seconds=6, prompts=10), TARGETS_OF)["backlog"] == 3
+    # One long prompt is no faster on three replicas.
+    assert demand(Work(prefill_seconds=6, prompts=1), TARGETS_OF)["backlog"] == 1
     # What arrives is kept up with although nothing waits.
     assert demand(Work(prefill_load=3 * PREFILL_USE), TARGETS_OF)["backlog"] == pytest.approx(3)
