@@ -13,7 +13,6 @@ import openai
 import pytest
 
 from pagelet.protocol.request_id import clean_request_id
-from support.processes import wait_for
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 PATH = "/v1/chat/completions"
@@ -255,18 +254,6 @@ def test_keys(serve, tmp_path):
     config = server.get("/v1/config", headers={"Authorization": "Bearer given"})
     assert "given" not in config.text
     assert str(file) not in config.text
-
-
-def test_scrapes_see_a_step_that_hangs_and_keys_that_cannot_be_read(serve, tmp_path):
-    file = tmp_path / "keys"
-    file.write_text("given")
-    server = serve(api_key_file=str(file))
-    age = 'pagelet_engine_step_age_seconds{engine="0"}'
-    assert (metric(server, age), metric(server, "pagelet_keys_file_broken")) == (0, 0)
-    server.llm.health = "step 3 has run for 4 s"
-    file.unlink()
-    wait_for(lambda: metric(server, "pagelet_keys_file_broken") == 1)
-    assert metric(server, age) == 4.5
 
 
 def test_rate_limit_is_for_each_key(serve):
