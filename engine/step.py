@@ -7,6 +7,7 @@ request and needs no other message. Both are msgpack-encodable, since workers ma
 import msgspec
 
 from pagelet.protocol.engine import TokenLogprobs
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
@@ -28,6 +29,7 @@ class NewRequestData(msgspec.Struct, array_like=True):
     """Block table of each KV group."""
     pooling: PoolingParams | None = None
     """Where the last known token's step brings a vector in place of a sampled token."""
+    lora: LoraAdapter | None = None
 
 
 class ScheduledRequest(msgspec.Struct, array_like=True):

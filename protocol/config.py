@@ -154,6 +154,21 @@ class StructuredOutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_field
     compile_memory_bytes: PositiveInt = 1 << 30
 
 
+class LoraOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters of the model, which requests choose by name."""
+
+    enabled: bool = False
+    modules: dict[str, str] = {}
+    """Folders of adapters by name, there from the start."""
+    max_loras: PositiveInt = 8
+    """Most different adapters of one step; requests for others wait."""
+    max_cpu_loras: PositiveInt = 16
+    """Most adapters in memory; the one unused for longest is read again when it is needed."""
+    max_rank: PositiveInt = 16
+    allow_updates: bool = False
+    """Whether requests may load and unload adapters while the server runs."""
+
+
 class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Everything that an engine needs to know before it starts."""
 
@@ -165,6 +180,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cuda: CudaOptions = msgspec.field(default_factory=CudaOptions)
     kv_events: KVEventsOptions = msgspec.field(default_factory=KVEventsOptions)
     structured: StructuredOutputOptions = msgspec.field(default_factory=StructuredOutputOptions)
+    lora: LoraOptions = msgspec.field(default_factory=LoraOptions)
     speculation: SpeculationOptions | None = None
     """Speculative decoding; None: off."""
     runner: Literal["model", "simulated"] = "model"

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.protocol.structured import StructuredOutput
@@ -39,6 +40,8 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="a
     """What the answer must match."""
     pooling: PoolingParams | None = None
     """Nothing is generated: the prompt's vector is asked for."""
+    lora: LoraAdapter | None = None
+    """What changes the model for this request."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort"):

@@ -92,7 +92,13 @@ class EngineCore:
         wanted = options.speculation
         self._speculation = None if wanted is None else Speculation(wanted)
         self.scheduler = Scheduler(
-            scheduler, self.kv, max_model_len, self._budget, self._stages, self._speculation
+            scheduler,
+            self.kv,
+            max_model_len,
+            self._budget,
+            self._stages,
+            self._speculation,
+            max_adapters=options.lora.max_loras if options.lora.enabled else None,
         )
         self.max_model_len = max_model_len
         depth = max(_STEPS_IN_FLIGHT, self._stages)

@@ -8,6 +8,7 @@ import torch
 
 from pagelet.engine.layers.context import TensorParallel
 from pagelet.engine.layers.linear_weight import LinearWeight
+from pagelet.engine.layers.lora import LoraSlot
 from pagelet.engine.layers.placement import LoadFunction, Placement, Weight, Weights, load_into
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
@@ -53,9 +54,13 @@ class ColumnParallelLinear:
         sizes = [p.local_size for p in projections]
         self.weight = LinearWeight(sizes, in_size, placement, placement.packing)
         self.bias = placement.empty(self.out_size) if bias else None
+        self.lora = placement.lora_site(sizes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight.tensor, self.bias)
+        out = linear(x, self.weight.tensor, self.bias)
+        if self.lora is not None:
+            self.lora.add(x, out)
+        return out
 
     @property
     def out_size(self) -> int:
@@ -65,6 +70,8 @@ class ColumnParallelLinear:
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
         """Appends the layer on x to `out`."""
         self.weight.record(recorder.program, x, out, self.bias)
+        if self.lora is not None:
+            self.lora.record(recorder, x, out)
 
     def weights(self, prefix: str) -> Weights:
         row = 0
@@ -74,12 +81,19 @@ class ColumnParallelLinear:
                 (p.out_size, self.weight.in_size),
                 self._load_part(index),
                 self.weight,
+                lora=self._lora_slot(index),
             )
             if self.bias is not None:
                 rows = self.bias[row : row + p.local_size]
                 load = load_into(rows, 0, p.part)
                 yield Weight(f"{prefix}.{p.name}.bias", (p.out_size,), load, self.bias)
             row += p.local_size
+
+    def _lora_slot(self, index: int) -> LoraSlot | None:
+        if self.lora is None:
+            return None
+        size, part = self.projections[index].local_size, self.projections[index].part
+        return LoraSlot(self.lora, index, share_b=lambda b: b.narrow(0, part * size, size))
 
     def _load_part(self, index: int) -> LoadFunction:
         size, part = self.projections[index].local_size, self.projections[index].part
@@ -99,15 +113,21 @@ class RowParallelLinear:
             [out_size], placement.share(in_size), placement, placement.packing
         )
         self.bias = placement.empty(out_size) if bias else None
+        self.lora = placement.lora_site([out_size])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # One rank adds the bias, so that the sum holds it once.
         bias = self.bias if self.tp.rank == 0 else None
-        return self.tp.all_reduce(linear(x, self.weight.tensor, bias))
+        out = linear(x, self.weight.tensor, bias)
+        if self.lora is not None:
+            self.lora.add(x, out)
+        return self.tp.all_reduce(out)
 
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
         """As `ColumnParallelLinear.record`, and the sum over the ranks."""
         self.weight.record(recorder.program, x, out, self.bias if self.tp.rank == 0 else None)
+        if self.lora is not None:
+            self.lora.record(recorder, x, out)
         if self.tp.size > 1:
             recorder.call(lambda num_tokens: all_reduce_rows(self.tp, out, num_tokens))
 
@@ -118,7 +138,11 @@ class RowParallelLinear:
         def load(full: StoredTensor) -> None:
             self.weight.load(0, full.narrow(1, self.tp.rank * in_size, in_size))
 
-        yield Weight(f"{prefix}.weight", shape, load, self.weight)
+        slot = None
+        if self.lora is not None:
+            share_a = lambda a: a.narrow(1, self.tp.rank * in_size, in_size)  # noqa: E731
+            slot = LoraSlot(self.lora, 0, share_a=share_a)
+        yield Weight(f"{prefix}.weight", shape, load, self.weight, lora=slot)
         if self.bias is not None:
             yield Weight(f"{prefix}.bias", shape[:1], load_into(self.bias), self.bias)
 

@@ -1,12 +1,13 @@
 """Where a layer's weights live, and how the checkpoint's full tensors reach them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from pagelet.engine.layers.context import ALONE, Ranks, TensorParallel
+from pagelet.engine.layers.lora import LoraBatch, LoraSite, LoraSlot
 from pagelet.engine.weights.quantized_tensor import StoredTensor, as_floats
 from pagelet.kernels.linear.packed import LinearFormat
 
@@ -33,11 +34,17 @@ class Placement:
     """Of linear layers; None for a model that runs on torch's operations."""
     head_packing: Packing | None = None
     """Of the language-model head, which few bits harm most."""
+    lora: LoraBatch | None = None
+    """Where the linear layers learn of a step's adapters, if they may have any."""
 
     @property
     def tp(self) -> TensorParallel:
         """This rank's place among those that divide each layer."""
         return self.ranks.tp
+
+    def lora_site(self, part_sizes: Sequence[int]) -> LoraSite | None:
+        """For a linear layer whose projections have so many outputs on this rank."""
+        return None if self.lora is None else LoraSite(self.lora, part_sizes)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """An uninitialised weight."""
@@ -68,6 +75,8 @@ class Weight:
     """Of this rank; shared with the other weights that lie in it."""
     is_norm: bool = False
     """A scale of a normalisation, which starts neutral where other weights start random."""
+    lora: LoraSlot | None = None
+    """Where an adapter of this weight goes, if there may be any."""
 
 
 Weights = Iterator[Weight]

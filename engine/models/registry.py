@@ -3,6 +3,7 @@
 import torch
 
 from pagelet.engine.layers.context import ALONE, Ranks
+from pagelet.engine.layers.lora import LoraBatch
 from pagelet.engine.layers.pipeline import check_pipeline
 from pagelet.engine.layers.placement import Packing, Placement
 from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
@@ -33,9 +34,11 @@ def build_model(
     ranks: Ranks = ALONE,
     packing: Packing | None = None,
     head_packing: Packing | None = None,
+    lora: LoraBatch | None = None,
 ) -> CausalLM:
     """The model with uninitialised weights, or one rank's part of it; for the CPU library
-    with the packing of its linear layers and of its head.
+    with the packing of its linear layers and of its head, and with `lora` if its layers may have
+    adapters.
 
     Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
     for parallel sizes that do not divide the model; each error names what would work.
@@ -47,5 +50,5 @@ def build_model(
         )
     check_tensor_parallel(config, ranks.tp.size, expert_parallel=ranks.expert_parallel)
     check_pipeline(config, ranks.pp.size)
-    placement = Placement(dtype, torch.device(device), ranks, packing, head_packing)
+    placement = Placement(dtype, torch.device(device), ranks, packing, head_packing, lora)
     return MODELS[config.architecture](config, placement)

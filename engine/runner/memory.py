@@ -15,8 +15,9 @@ from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.step import MAX_DRAFT_TOKENS
+from pagelet.engine.weights.adapter_config import largest_adapter_parameters
 from pagelet.kernels.paged_attention.cpu import token_size
-from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions
+from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
 
 _MIB = 1 << 20
 _DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
@@ -111,6 +112,14 @@ def layer_bytes(config: ModelConfig, tokens: int, max_model_len: int, dtype: tor
     if config.attention_logit_softcap is not None:  # scores are written out
         mask += 2 * 4 * config.num_heads * tokens * max_model_len
     return tokens * widest * max(dtype.itemsize, 4) + gathered * dtype.itemsize + mask
+
+
+def adapter_bytes(config: ModelConfig, options: LoraOptions, dtype: torch.dtype) -> int:
+    """An upper bound of what LoRA adapters take, if there may be any."""
+    if not options.enabled:
+        return 0
+    largest = largest_adapter_parameters(config, options.max_rank)
+    return options.max_cpu_loras * largest * dtype.itemsize
 
 
 def count_blocks(

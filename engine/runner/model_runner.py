@@ -14,12 +14,14 @@ from pagelet.engine.layers.context import (
     KVBinding,
     Ranks,
 )
+from pagelet.engine.layers.lora import LoraBatch
 from pagelet.engine.layers.pipeline import stage_layers
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
+from pagelet.engine.runner.adapters import Adapters
 from pagelet.engine.runner.cpu_forward import (
     QUANTIZED_FORMATS,
     CpuForward,
@@ -43,6 +45,7 @@ from pagelet.engine.runner.inputs import build_inputs
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
     activation_bytes,
+    adapter_bytes,
     count_blocks,
     kv_layout,
     out_of_memory_named,
@@ -101,7 +104,11 @@ class ModelRunner:
         kv_dtype = _choose_kv_dtype(
             options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
         )
-        self._model = _load_model(config, weights, self.dtype, self.device, ranks, packings)
+        lora = LoraBatch() if options.lora.enabled else None
+        self._model = _load_model(config, weights, self.dtype, self.device, ranks, packings, lora)
+        self._adapters: Adapters | None = None
+        if lora is not None:
+            self._adapters = Adapters(self._model, lora, options.lora.max_cpu_loras)
         stage("making the KV cache")
         layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
         self.layout = stage_layout(kv_layout(config, block_size, kv_dtype, tp.size), layers)
@@ -129,7 +136,7 @@ class ModelRunner:
         if measurable(self.device):
             stage("measuring the largest step")
             self._kv = make_cache(NUM_BLOCKS)
-            self._forward = self._make_forward(options, max_model_len)
+            self._forward = self._eager_forward = self._make_forward(options, max_model_len)
             activations = self._measure_worst_step(options, max_model_len)
             if graphs is not None:
                 activations += graph_bytes(config, sizes, max_model_len, self.dtype)
@@ -138,7 +145,7 @@ class ModelRunner:
         fitting = count_blocks(
             options.cache,
             read_device_memory(self.device, self._model.weight_bytes, options.cpu),
-            activations,
+            activations + adapter_bytes(config, options.lora, self.dtype),
             self.layout,
             max_model_len,
             self.device.type,
@@ -146,7 +153,7 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
         self._kv = make_cache(self.num_blocks)
-        self._forward = self._make_forward(options, max_model_len)
+        self._forward = self._eager_forward = self._make_forward(options, max_model_len)
         if graphs is not None:
             self._forward = GraphForward(
                 self._forward,
@@ -235,9 +242,15 @@ class ModelRunner:
         waits for those of a plan with `constrained` requests."""
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
-        hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
+        failed, forward = {}, self._forward
+        if self._adapters is not None:
+            failed = self._adapters.begin(inputs, self._rows)
+            if self._adapters.in_use:
+                forward = self._eager_forward  # graphs know no adapters
+        hidden = forward(inputs.input_ids, inputs.positions, inputs.attention)
         if not self._pp.is_last:
-            return LaunchedStep(plan, [], None, PromptLogprobs([], []), {}, self._copies)
+            nothing = PromptLogprobs([], [])
+            return LaunchedStep(plan, [], None, nothing, {}, self._copies, failed)
         of_prompts = prompt_logprobs(hidden, inputs, self._rows, self._compute_logits)
         pooled = {}
         if self._rows.pooling:
@@ -252,7 +265,9 @@ class ModelRunner:
                 masked = masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
             of_rows = hidden[to_device(last_tokens, self.device)]
             sampled = self._sample(of_rows, inputs.rows[sampling], positions, masked)
-        return LaunchedStep(plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies)
+        return LaunchedStep(
+            plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies, failed
+        )
 
     def take_tokens(
         self,
@@ -299,12 +314,14 @@ def _load_model(
     device: torch.device,
     ranks: Ranks,
     packings: tuple[Packing, Packing] | None,
+    lora: LoraBatch | None,
 ) -> CausalLM:
     try:
         with out_of_memory_named(
             device, "the weights", "Take a smaller model, or more --tensor-parallel-size"
         ):
-            model = build_model(config, dtype, device, ranks, *(packings or ()))
+            packing, head_packing = packings or (None, None)
+            model = build_model(config, dtype, device, ranks, packing, head_packing, lora)
             if weights is None:
                 model.init_dummy()
             else:

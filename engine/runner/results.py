@@ -89,14 +89,17 @@ class LaunchedStep:
         of_prompts: PromptLogprobs,
         pooled: Mapping[int, torch.Tensor],
         copies: HostCopies,
+        failed: Mapping[int, str],
     ) -> None:
         """`sampling` are the requests of the rows of `sampled`, by index in the plan: one with
-        drafts has a row after each of them."""
+        drafts has a row after each of them. `failed` says why others, also by index, cannot go
+        on."""
         self._plan = plan
         self._sampling = sampling
         self._sampled = sampled
         self._of_prompts = of_prompts
         self._pooled = pooled
+        self._failed = failed
         tensors: list[torch.Tensor] = []
         if sampled is not None:
             tensors += [sampled.token_ids, sampled.broken]
@@ -135,6 +138,8 @@ class LaunchedStep:
                 results[index].pooled = vector.numpy().tobytes()
             else:
                 results[index].error = _BROKEN_VECTOR
+        for index, why in self._failed.items():
+            results[index] = SampledToken(results[index].request_id, [], error=why)
         return RunnerOutput(self._plan.step, results)
 
     def _accept(

@@ -15,6 +15,7 @@ import torch
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.step import NewRequestData, ScheduledRequest, SchedulerOutput
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
@@ -73,6 +74,8 @@ class RequestRows:
         """Of the rows that ask for a vector and no token."""
         self.pooled: dict[int, torch.Tensor] = {}
         """What earlier chunks of their prompts add to it."""
+        self.adapters: dict[int, LoraAdapter] = {}
+        """Of the rows that have one."""
         self._num_blocks = np.zeros((len(layout.groups), max_num_seqs), np.int64)
         self._row_of: dict[int, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -128,6 +131,7 @@ class RequestRows:
         self.end_token_ids.pop(row, None)
         self.pooling.pop(row, None)
         self.pooled.pop(row, None)
+        self.adapters.pop(row, None)
         self._free.append(row)
 
     def _add(self, data: NewRequestData) -> None:
@@ -147,6 +151,8 @@ class RequestRows:
         if data.params.min_tokens > 0:
             ends = {*data.eos_token_ids, *data.params.stop_token_ids}
             self.end_token_ids[row] = np.array(sorted(ends), np.int64)
+        if data.lora is not None:
+            self.adapters[row] = data.lora
         if data.pooling is not None:
             self.pooling[row] = data.pooling
         self._num_blocks[:, row] = 0

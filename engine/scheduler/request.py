@@ -5,7 +5,13 @@ import enum
 from pagelet.engine.kv.block_pool import KVBlock
 from pagelet.engine.speculation.drafting import Drafting
 from pagelet.engine.structured.answer import ConstrainedAnswer
-from pagelet.protocol.block_hash import ROOT, extra_keys_bytes, hash_block, place_extra_keys
+from pagelet.protocol.block_hash import (
+    ROOT,
+    ExtraKey,
+    extra_keys_bytes,
+    hash_block,
+    place_extra_keys,
+)
 from pagelet.protocol.engine import EngineCoreRequest, TokenLogprobs
 
 
@@ -35,6 +41,7 @@ class Request:
         "eos_token_ids",
         "external_id",
         "extra_keys",
+        "lora",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -95,8 +102,14 @@ class Request:
         self.awaited_block: bytes | None = None
         """A block that another request is computing and that this one stands aside for."""
         self.block_hashes: list[bytes] = []
+        self.lora = core.lora
+        extras: list[ExtraKey] = []
+        if core.lora is not None:
+            extras.append(("adapter", core.lora.digest))
+        if core.cache_salt is not None:
+            extras.append(("salt", core.cache_salt))
         self.extra_keys = place_extra_keys(
-            () if core.cache_salt is None else (("salt", core.cache_salt),),
+            extras,
             block_size,
             core.shared_prefix_tokens,
         )

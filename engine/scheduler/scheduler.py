@@ -96,13 +96,16 @@ class Scheduler:
         budget: StepBudget | None = None,
         num_stages: int = 1,
         speculation: Speculation | None = None,
+        max_adapters: int | None = None,
     ) -> None:
-        """With several pipeline stages so many steps are in flight that each works on one."""
+        """With several pipeline stages so many steps are in flight that each works on one. The
+        running requests have at most `max_adapters` adapters all together."""
         self.options = options
         self.budget = budget or StepBudget(options.max_num_batched_tokens, None)
         self.speculation = speculation
         self.kv = kv
         self.max_model_len = max_model_len
+        self.max_adapters = max_adapters
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
         self.waiting: WaitingQueue = FCFSQueue() if options.policy == "fcfs" else PriorityQueue()
@@ -378,9 +381,13 @@ class Scheduler:
             and len(self.running) < self.options.max_num_seqs
         ):
             request = self.waiting.peek()
-            if request.num_inflight or request.awaited_block in self._prefilling:
+            if (
+                request.num_inflight
+                or request.awaited_block in self._prefilling
+                or not self._may_use_adapter(request)
+            ):
                 # Preempted in mid-step, so that its last token is still to come; or about to share
-                # what another computes. Those behind it may go first.
+                # what another computes; or one adapter too many. Those behind it may go first.
                 deferred.append(self.waiting.pop())
                 continue
             hit = self.kv.find_hit(request)
@@ -412,12 +419,20 @@ class Scheduler:
                     sorted(request.eos_token_ids),
                     [[block.block_id for block in blocks] for blocks in request.blocks],
                     request.pooling,
+                    request.lora,
                 )
             )
             self._put(step, request, entry, is_prompt=True)
         self._num_deferred = len(deferred)
         for request in reversed(deferred):
             self.waiting.push_front(request)
+
+    def _may_use_adapter(self, request: Request) -> bool:
+        """Whether the request's adapter may join those of the running requests."""
+        if request.lora is None or self.max_adapters is None:
+            return True
+        running = {other.lora.digest for other in self.running if other.lora is not None}
+        return len(running | {request.lora.digest}) <= self.max_adapters
 
     def _next_block(self, request: Request, num_cached: int) -> bytes | None:
         """The hash of the first block that the cache lacks, if it could be shared."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.step import NewRequestData, RunnerOutput, ScheduledRequest, SchedulerOutput
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 
@@ -17,6 +18,7 @@ class _Request:
     params: SamplingParams
     eos_token_ids: list[int]
     pooling: PoolingParams | None
+    lora: LoraAdapter | None
     computed: int = 0
     known: int = 0
     """Tokens that exist, those that are still on their way included."""
@@ -42,12 +44,13 @@ class HandScheduler:
         prompt: Sequence[int],
         eos_token_ids: Sequence[int] = (),
         pooling: PoolingParams | None = None,
+        lora: LoraAdapter | None = None,
         **params: object,
     ) -> None:
         """A new request; greedy unless `params` say otherwise."""
         values = {"temperature": 0.0, "seed": 0, **params}
         self.requests[request_id] = _Request(
-            list(prompt), len(prompt), SamplingParams(**values), list(eos_token_ids), pooling
+            list(prompt), len(prompt), SamplingParams(**values), list(eos_token_ids), pooling, lora
         )
         self.requests[request_id].known = len(prompt)
 
@@ -91,6 +94,7 @@ class HandScheduler:
                         request.eos_token_ids,
                         gained,
                         request.pooling,
+                        request.lora,
                     )
                 )
             samples = end == request.known

@@ -1,0 +1,125 @@
+"""LoRA adapters in a runner: one batch of several and of none equals the merged models alone."""
+
+import msgspec
+import pytest
+import torch
+
+from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.weights.adapter_config import read_adapter
+from pagelet.protocol.config import LoraOptions
+from support.adapters import ATTENTION, MLP, save_adapter
+from support.hand_scheduler import HandScheduler
+from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
+
+KINDS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Gemma3": {"sliding_window": 9},
+}
+PROMPT = [5, 17, 99, 3, 42, 8, 64, 23, 77, 1, 30, 12, 55]
+
+
+def make(model, *, capacity=3, dtype="float64"):
+    options = tiny_options()
+    options.model.dtype = dtype
+    options.cache.block_size = 8 if dtype == "float64" else 16
+    options.lora = LoraOptions(enabled=True, max_loras=3, max_cpu_loras=capacity)
+    runner = ModelRunner(options, tiny_config(model), model.state_dict().items(), 128)
+    return runner, HandScheduler(runner.layout, runner.num_blocks, options.cache.block_size)
+
+
+def three_adapters(model, folder):
+    """Of different ranks and modules: (adapter, merged model) each."""
+    config = tiny_config(model)
+    both = (*ATTENTION, *MLP)
+    made = []
+    for seed, (rank, targets, more) in enumerate(
+        ((4, both, {}), (7, ("q_proj", "v_proj"), {}), (2, both[2:], {"use_rslora": True}))
+    ):
+        merged = save_adapter(folder / str(seed), model, seed, rank, targets, **more)
+        made.append((read_adapter(f"a{seed}", folder / str(seed), config, 8), merged))
+    return made
+
+
+def greedy(model, prompt, count):
+    with torch.inference_mode():
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return ids[0, len(prompt) :].tolist()
+
+
+def prompt_logprobs(model):
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_batch_equals_merged_models_alone(kind, tmp_path):
+    model = tiny_transformers_model(kind, **KINDS[kind])
+    adapters = three_adapters(model, tmp_path)
+    runner, hand = make(model)
+    for number, (adapter, _) in enumerate(adapters):
+        hand.add(number, PROMPT, lora=adapter, prompt_logprobs=0)
+    hand.add(3, PROMPT, prompt_logprobs=0)
+    found = [[] for _ in range(4)]
+    # Chunks of different lengths, in an order in which adapters alternate.
+    for parts in ({0: 5, 3: 2, 1: 13}, {2: 9, 3: 11, 0: 8}, *[[2, 0, 3, 1]] * 10):
+        result = runner.execute(hand.plan(parts))
+        hand.take(result)
+        for sampled in result.sampled:
+            entries = sampled.prompt_logprobs or ()
+            found[sampled.request_id] += [entry.logprobs[0] for entry in entries]
+    for number, merged in enumerate((*(m for _, m in adapters), model)):
+        assert hand.finish(number)[:10] == greedy(merged, PROMPT, 10)
+        assert found[number] == pytest.approx(prompt_logprobs(merged), abs=1e-4)
+    first = [logprobs[3] for logprobs in found]
+    assert min(abs(x - y) for i, x in enumerate(first) for y in first[:i]) > 0.01
+
+
+def test_recorded_programs_add_what_the_layers_add(tmp_path):
+    model = tiny_transformers_model("Llama", head_dim=16).float()
+    adapters = three_adapters(model, tmp_path)
+    runner, hand = make(model, dtype="float32")
+    assert "CPU library" in runner.info.kernels
+    for number, (adapter, _) in enumerate(adapters):
+        hand.add(number, PROMPT, lora=adapter, prompt_logprobs=0)
+    hand.add(3, PROMPT, prompt_logprobs=0)
+    result = runner.execute(hand.plan([2, 0, 3, 1]))
+    found = {s.request_id: s.prompt_logprobs for s in result.sampled}
+    for number, merged in enumerate((*(m for _, m in adapters), model)):
+        logprobs = [entry.logprobs[0] for entry in found[number]]
+        assert logprobs == pytest.approx(prompt_logprobs(merged), abs=2e-4)
+
+
+def test_adapters_beyond_the_bound_are_read_again(tmp_path):
+    model = tiny_transformers_model("Llama")
+    adapters = three_adapters(model, tmp_path)
+    runner, hand = make(model, capacity=1)
+    for round_ in range(2):
+        for number, (adapter, merged) in enumerate(adapters):
+            request = 10 * round_ + number
+            hand.add(request, PROMPT, lora=adapter)
+            for _ in range(3):
+                hand.take(runner.execute(hand.plan([request])))
+            assert hand.finish(request) == greedy(merged, PROMPT, 3)
+            assert len(runner._adapters) == 1
+
+
+def test_an_adapter_that_is_gone_fails_its_request_alone(tmp_path):
+    model = tiny_transformers_model("Llama")
+    [(adapter, _), *_] = three_adapters(model, tmp_path)
+    runner, hand = make(model)
+    hand.add(0, PROMPT, lora=msgspec.structs.replace(adapter, path=str(tmp_path / "gone")))
+    hand.add(1, PROMPT)
+    gone, plain = runner.execute(hand.plan([0, 1])).sampled
+    assert "adapter 'a0'" in gone.error
+    assert gone.token_ids == []
+    assert plain.token_ids == greedy(model, PROMPT, 1)

@@ -1,0 +1,43 @@
+"""Random LoRA adapters as PEFT saves them, and models that they were merged into."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def save_adapter(
+    folder: Path, model: Any, seed: int, rank: int, targets: tuple[str, ...], **config: Any
+) -> Any:
+    """Writes an adapter of those modules of a transformers model, which is large enough to change
+    its answers; returns a copy of the model with it merged."""
+    generator = torch.Generator().manual_seed(seed)
+    merged = copy.deepcopy(model)
+    alpha = 2.0 * rank
+    factor = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    tensors = {}
+    for name, module in merged.named_modules():
+        if name.rpartition(".")[2] not in targets or ".experts" in name:
+            continue
+        a = torch.randn(rank, module.in_features, generator=generator) * 0.2
+        b = torch.randn(module.out_features, rank, generator=generator) * 0.2
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b
+        module.weight.data += (factor * b.double() @ a.double()).to(module.weight.dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": list(targets),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings | config))
+    return merged
