@@ -367,6 +367,27 @@ def serve(
     data_parallel_size: Annotated[
         int, typer.Option(min=1, help="Copies of the model, each with an engine of its own.")
     ] = _PARALLEL.data_parallel_size,
+    nnodes: Annotated[
+        int, typer.Option(min=1, help="Machines that a copy of the model is divided over.")
+    ] = _PARALLEL.nnodes,
+    node_rank: Annotated[
+        int,
+        typer.Option(
+            min=0, help="This machine among them; 0 is the head, and the one that serves."
+        ),
+    ] = _PARALLEL.node_rank,
+    master_addr: Annotated[
+        str, typer.Option(help="The head's address, by which the other machines reach it.")
+    ] = _PARALLEL.master_addr,
+    master_port: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=65534,
+            help="Where the head waits for them: this port and the next, for each data-parallel "
+            "rank in turn.",
+        ),
+    ] = _PARALLEL.master_port,
     cpu_share: Annotated[
         float,
         typer.Option(
@@ -484,6 +505,10 @@ def serve(
             pipeline_parallel_size=pipeline_parallel_size,
             data_parallel_size=data_parallel_size,
             enable_expert_parallel=enable_expert_parallel,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
         ),
         cuda=CudaOptions(
             enforce_eager=enforce_eager, cudagraph_capture_sizes=cudagraph_capture_sizes or None

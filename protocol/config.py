@@ -96,6 +96,16 @@ class ParallelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     enable_expert_parallel: bool = False
     """Divide the experts over the tensor-parallel ranks, in place of each expert."""
 
+    nnodes: PositiveInt = 1
+    """Machines that the ranks of one copy of the model are divided over."""
+    node_rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """This machine among them; 0 is the head, which serves."""
+    master_addr: str = "127.0.0.1"
+    """The head's address, as the other nodes reach it."""
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65534)] = 29500
+    """Where the head listens for them; the collectives meet at the next port. Data-parallel rank i
+    takes the i-th pair of ports from there."""
+
     @property
     def num_ranks(self) -> int:
         """Of one copy of the model."""

@@ -15,7 +15,7 @@ def check_before_serving(options: EngineOptions) -> list[Finding]:
     if options.runner == "simulated":
         return findings
     parallel = options.parallel
-    processes = parallel.num_ranks * parallel.data_parallel_size
+    processes = parallel.num_ranks // parallel.nnodes * parallel.data_parallel_size
     needed = processes if options.device == "cuda" else 0
     gpus = [] if options.device == "cpu" else check_gpus(needed=needed)
     on_cpu = all(finding.status == "absent" for finding in gpus)

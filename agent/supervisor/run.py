@@ -10,9 +10,10 @@ from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.launch import ApiLaunch, launch_api
 from pagelet.agent.settings import ServeSettings
 from pagelet.agent.supervisor.managed import ManagedCore
+from pagelet.agent.supervisor.node import run_node
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
-from pagelet.engine.core.launch import CoreLaunch, launch_core
+from pagelet.engine.core.launch import CoreLaunch, launch_core, options_of_engine
 from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
@@ -31,6 +32,8 @@ def run_server(options: EngineOptions, settings: ServeSettings) -> int:
     raise_open_file_limit()
     try:
         _refuse_what_fails(check_before_serving(options))
+        if options.parallel.node_rank > 0:
+            return run_node(options, settings)
         return _supervise(options, settings)
     except ListenError as error:
         return _fail(str(error), EXIT_CONFIGURATION, settings)
@@ -49,7 +52,7 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
                 functools.partial(
                     launch_core,
                     CoreLaunch(
-                        options=options,
+                        options=options_of_engine(options, index),
                         engine_index=index,
                         socket_path=runtime.file(f"core-{index}.socket"),
                         heartbeat_path=runtime.file(f"core-{index}.heartbeat"),

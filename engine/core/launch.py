@@ -33,16 +33,27 @@ def launch_core(launch: CoreLaunch) -> ChildProcess:
     )
 
 
+def options_of_engine(options: EngineOptions, engine_index: int) -> EngineOptions:
+    """Those of a data-parallel rank: where it meets its ranks on other nodes is its own."""
+    parallel = options.parallel
+    if parallel.nnodes == 1:
+        return options
+    port = parallel.master_port + 2 * engine_index
+    return msgspec.structs.replace(
+        options, parallel=msgspec.structs.replace(parallel, master_port=port)
+    )
+
+
 def gpu_environment(
     options: EngineOptions, engine_index: int, own: Mapping[str, str]
 ) -> dict[str, str]:
     """What a data-parallel rank's environment needs beside `own`, so that it sees the GPUs that
-    are its own and no others: the i-th `num_ranks` of those that this process sees."""
+    are its own and no others: the i-th share of those that this process sees."""
     parallel = options.parallel
     if parallel.data_parallel_size == 1 or options.device == "cpu":
         return {}
     visible = own.get("CUDA_VISIBLE_DEVICES")
-    size = parallel.num_ranks
+    size = parallel.num_ranks // parallel.nnodes
     every = (
         [str(index) for index in range(size * parallel.data_parallel_size)]
         if visible is None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.base import Executor
+from pagelet.engine.executor.nodes import check_nodes
 from pagelet.engine.layers.pipeline import check_pipeline
 from pagelet.engine.layers.tensor_parallel import check_tensor_parallel
 from pagelet.engine.model_config import ModelConfig
@@ -38,7 +39,7 @@ def make_executor(
         blocks = {} if asked is None else {"num_blocks": asked}
         return SimulatedExecutor(options.simulated, config.vocab_size, windows, **blocks)
     parallel = options.parallel
-    if parallel.num_ranks > 1 or parallel.enable_expert_parallel:
+    if parallel.num_ranks > 1 or parallel.enable_expert_parallel or parallel.nnodes > 1:
         try:
             check_tensor_parallel(
                 config,
@@ -46,6 +47,7 @@ def make_executor(
                 expert_parallel=parallel.enable_expert_parallel,
             )
             check_pipeline(config, parallel.pipeline_parallel_size)
+            check_nodes(parallel)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         from pagelet.engine.executor.multiproc import MultiprocExecutor

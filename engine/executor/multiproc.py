@@ -4,11 +4,11 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ from pagelet.engine.executor.messages import (
     WorkerStep,
     WorkerTokens,
 )
+from pagelet.engine.executor.nodes import (
+    NodeServer,
+    RankEnd,
+    check_nodes,
+    ranks_of_node,
+)
 from pagelet.engine.executor.numa import cpus_of_ranks
 from pagelet.engine.executor.topology import make_places
 from pagelet.engine.executor.watch import BEAT_SECONDS, RankWatch, is_stopped
@@ -38,10 +44,12 @@ from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 from pagelet.process.child import ChildProcess
 from pagelet.process.frames import encode_frame, recv_frame
 from pagelet.process.proc import describe_exit
-from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.config import EngineOptions, ParallelOptions
 
-_EXIT_SECONDS = 0.5
-"""How long after the end of a worker's socket its exit code is waited for."""
+_EXIT_SECONDS = 1.0
+"""How long after the end of a worker's socket its exit code is waited for; a node tells twice a
+second."""
+_EXIT_POLL_SECONDS = 0.01
 
 
 class MultiprocExecutor:
@@ -50,6 +58,7 @@ class MultiprocExecutor:
 
     A worker that ends, raises or hangs takes the others with it: what they still had in common is
     gone. All futures then fail with `ExecutorFailed`, which names the rank and what became of it.
+    With several nodes this is the head, and the ranks of the others connect to it.
     """
 
     def __init__(
@@ -69,33 +78,45 @@ class MultiprocExecutor:
         self._pending: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
         self._error: Exception | None = None
         self._closed = threading.Event()
-        self._workers: list[ChildProcess] = []
-        self._sockets: list[socket.socket] = []
+        self._workers: dict[int, ChildProcess] = {}
+        """This machine's, by rank."""
+        self._sockets: dict[int, socket.socket] = {}
         self._threads: list[threading.Thread] = []
         self._folder = Path(tempfile.mkdtemp(prefix="pagelet-ranks-"))
         self._places = make_places(options.parallel)
         self._ready: list[Future[WorkerReady]] = [Future() for _ in self._places]
         self._watch = RankWatch(self._places, self._is_stopped)
-        cpus = cpus_of_ranks(len(self._places), os.sched_getaffinity(0))
-        num_threads = max(1, len(os.sched_getaffinity(0)) // len(self._places))
+        self._nodes: NodeServer | None = None
+        rendezvous = f"file://{self._folder / 'rendezvous'}"
+        parallel = options.parallel
+        own = ranks_of_node(parallel, 0)
+        cpus = cpus_of_ranks(len(own), os.sched_getaffinity(0))
         try:
-            for place in self._places:
-                self._start_worker(
-                    WorkerLaunch(
-                        options=options,
-                        config=config,
-                        model_path=str(files.path),
-                        model_format=files.format,
-                        max_model_len=max_model_len,
-                        num_real_tokens=num_real_tokens,
-                        place=place,
-                        device_index=place.rank,
-                        cpus=cpus[place.rank],
-                        num_threads=num_threads,
-                        rendezvous=f"file://{self._folder / 'rendezvous'}",
-                        step_fd=-1,
-                    )
+            if parallel.nnodes > 1:
+                check_nodes(parallel)
+                self._nodes = NodeServer(parallel)
+                rendezvous = self._nodes.rendezvous
+            launches = [
+                WorkerLaunch(
+                    options=options,
+                    config=config,
+                    model_path=str(files.path),
+                    model_format=files.format,
+                    max_model_len=max_model_len,
+                    num_real_tokens=num_real_tokens,
+                    place=place,
+                    device_index=place.rank,
+                    cpus=cpus[place.rank % len(own)],
+                    num_threads=max(1, len(os.sched_getaffinity(0)) // len(own)),
+                    rendezvous=rendezvous,
+                    step_fd=-1,
                 )
+                for place in self._places
+            ]
+            for rank in own:
+                self._start_worker(launches[rank])
+            if self._nodes is not None:
+                self._gather_nodes(self._nodes, launches, parallel)
             self._start_thread(self._watch_ranks, "rank-watch")
             ready = [future.result() for future in self._ready]
         except BaseException:
@@ -107,8 +128,8 @@ class MultiprocExecutor:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids, by rank."""
-        return [worker.pid for worker in self._workers]
+        """Process ids on this machine, by rank."""
+        return [worker.pid for worker in self._workers.values()]
 
     def execute(
         self, plan: SchedulerOutput, masks: Future[TokenMasks] | None = None
@@ -130,13 +151,13 @@ class MultiprocExecutor:
         """To those ranks that it is for."""
         frame = encode_frame(message)
         with self._send_lock:
-            for place, sock in zip(self._places, self._sockets, strict=True):
+            for place in self._places:
                 if isinstance(message, WorkerMasks) and not place.is_last_stage:
                     continue
                 if isinstance(message, WorkerTokens) and place.is_last_stage:
                     continue
                 with contextlib.suppress(OSError):  # the rank is gone, as its reader finds out
-                    sock.sendall(frame)
+                    self._sockets[place.rank].sendall(frame)
 
     def _send_masks(self, masks: Future[TokenMasks]) -> None:
         if not masks.cancelled():
@@ -151,25 +172,41 @@ class MultiprocExecutor:
         """See `Executor`. Nothing in a worker needs saving, so it is killed."""
         self._closed.set()
         self._fail(ExecutorFailed("the executor was closed"))
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.wait()
             worker.close()
         for thread in self._threads:
             thread.join()
-        for sock in self._sockets:
+        for sock in self._sockets.values():
             sock.close()
+        if self._nodes is not None:
+            self._nodes.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_worker(self, launch: WorkerLaunch) -> None:
         ours, theirs = socket.socketpair()
-        self._sockets.append(ours)
         with theirs:
             launch.step_fd = theirs.fileno()
             worker = ChildProcess(
                 ["-m", "pagelet.engine.executor.worker"], launch, pass_fds=[launch.step_fd]
             )
-        self._workers.append(worker)
-        rank = launch.place.rank
+        self._workers[launch.place.rank] = worker
+        self._listen_to(launch.place.rank, ours)
+
+    def _gather_nodes(
+        self, nodes: NodeServer, launches: Sequence[WorkerLaunch], parallel: ParallelOptions
+    ) -> None:
+        """Waits for the other nodes and their ranks."""
+        of_nodes = {
+            node: [launches[rank] for rank in ranks_of_node(parallel, node)]
+            for node in range(1, parallel.nnodes)
+        }
+        for rank, sock in nodes.gather(of_nodes, self._stage, self.check).items():
+            self._listen_to(rank, sock)
+        nodes.watch(lambda node: self._fail(ExecutorFailed(f"node {node} is gone")))
+
+    def _listen_to(self, rank: int, sock: socket.socket) -> None:
+        self._sockets[rank] = sock
         self._start_thread(lambda: self._read(rank), f"rank-{rank}")
 
     def _start_thread(self, run: Callable[[], None], name: str) -> None:
@@ -178,7 +215,9 @@ class MultiprocExecutor:
         thread.start()
 
     def _is_stopped(self, rank: int) -> bool:
-        return is_stopped(self._workers[rank].pid)
+        if rank in self._workers:
+            return is_stopped(self._workers[rank].pid)
+        return self._nodes is not None and self._nodes.is_stopped(rank)
 
     def _watch_ranks(self) -> None:
         """A thread that looks for ranks that hang."""
@@ -224,20 +263,29 @@ class MultiprocExecutor:
 
     def _find_cause(self, rank: int, last_words: str | None) -> Exception:
         """Why a rank ended. One that is killed makes the others raise: then it is the cause."""
-        ended = self._workers[rank]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ended.wait(_EXIT_SECONDS)
-        for other, worker in zip(self._places, self._workers, strict=False):
-            if (code := worker.poll()) is not None and code < 0:
-                return ExecutorFailed(f"{other} ended with {describe_exit(code)}")
-        if ended.failure is not None:
-            return ConfigurationError(ended.failure)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while (end := self._end_of(rank)) is None and time.monotonic() < deadline:
+            time.sleep(_EXIT_POLL_SECONDS)
+        for other in self._places:
+            killed = self._end_of(other.rank)
+            if killed is not None and killed.returncode < 0:
+                return ExecutorFailed(f"{other} ended with {describe_exit(killed.returncode)}")
         place = self._places[rank]
+        if end is not None and end.failure is not None:
+            return ConfigurationError(end.failure)
         if last_words is not None:
             return ExecutorFailed(f"{place} failed: {last_words}")
-        if ended.returncode is None:
+        if end is None:
             return ExecutorFailed(f"{place} closed its connection")
-        return ExecutorFailed(f"{place} ended with {describe_exit(ended.returncode)}")
+        return ExecutorFailed(f"{place} ended with {describe_exit(end.returncode)}")
+
+    def _end_of(self, rank: int) -> RankEnd | None:
+        """How a rank's process ended, as far as is known."""
+        if rank not in self._workers:
+            return None if self._nodes is None else self._nodes.end_of(rank)
+        worker = self._workers[rank]
+        code = worker.poll()
+        return None if code is None else RankEnd(code, worker.failure)
 
     def _fail(self, error: Exception) -> None:
         """Ends all workers; everything waited for fails with the first error."""
@@ -246,8 +294,14 @@ class MultiprocExecutor:
                 self._error = error
             waiting: list[Future[Any]] = [*(future for _, future in self._pending), *self._ready]
             self._pending.clear()
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.kill_group()
+        if self._nodes is not None:
+            self._nodes.release()
+        for rank, sock in list(self._sockets.items()):
+            if rank not in self._workers:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
         for future in waiting:
             with contextlib.suppress(InvalidStateError):  # it was done already
                 future.set_exception(self._error)

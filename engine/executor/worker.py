@@ -36,6 +36,9 @@ from pagelet.engine.step import TokenMasks
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import recv_frame, send_frame
 
+_THIS_MACHINE = ("file:", "tcp://127.", "tcp://localhost:")
+"""Where ranks meet that need no network between machines."""
+
 
 class ExecutorLink:
     """The worker's end of its socket to the executor."""
@@ -134,7 +137,7 @@ def main() -> None:
     # Read by libraries when torch is imported, which comes after.
     os.environ["OMP_NUM_THREADS"] = str(launch.num_threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if sys.platform == "linux" and launch.rendezvous.startswith("file:"):
+    if sys.platform == "linux" and launch.rendezvous.startswith(_THIS_MACHINE):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         serve(launch, parent, link, progress)
