@@ -87,6 +87,14 @@ class Command:
         for pid in marked_processes(self._marker):
             os.kill(pid, number)
 
+    def processes(self, module: str) -> list[int]:
+        """Those of its tree that run a module."""
+        return [
+            pid
+            for pid in marked_processes(self._marker)
+            if module in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+
     def kill(self) -> None:
         """As a machine that loses its power."""
         self.signal_tree(signal.SIGKILL)
