@@ -172,9 +172,10 @@ POOL_METRICS: tuple[Metric, ...] = (
         _POOL,
     ),
     Metric(
-        "pagelet_router_prefill_work_seconds",
+        "pagelet_router_queued_prefill_seconds",
         "gauge",
-        "The same tokens over the rate of one replica.",
+        "For which one replica would prefill the prompts that wait, in the router or behind one "
+        "that is computed.",
         _POOL,
     ),
     Metric(

@@ -57,13 +57,13 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     for counts in pool.events.counts:
         view.kv_event_gaps += counts.gaps
         view.kv_event_replays += counts.replayed
-    rate, prefilling = 0.0, 0
+    rate, queued = 0.0, 0
     for replica_state in pool.fleet.states(now):
-        pending = replica_state.pending_prefill_tokens
-        view.inflight_uncached_prefill_tokens += pending
-        view.prefill_work_seconds += pending / replica_state.prefill_tokens_per_second
+        view.inflight_uncached_prefill_tokens += replica_state.pending_prefill_tokens
+        speed = replica_state.prefill_tokens_per_second
+        view.queued_prefill_seconds += replica_state.queued_tokens / speed
+        queued += replica_state.queued_prompts
         view.decode_slots_in_use += replica_state.decoding
-        prefilling += replica_state.in_flight - replica_state.decoding
         view.kv_load += replica_state.kv_use
         view.replicas_with_events += replica_state.sends_events
         if replica_state.replica_id in ready:
@@ -72,10 +72,10 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     usual_rate = pool.fleet.usual_rate
     tokens = view.inflight_uncached_prefill_tokens + view.waiting_prompt_tokens
     view.backlog_seconds = tokens / (rate or usual_rate)
-    view.prefill_work_seconds += view.waiting_prompt_tokens / usual_rate
+    view.queued_prefill_seconds += view.waiting_prompt_tokens / usual_rate
     work = Work(
-        prefill_seconds=view.prefill_work_seconds,
-        prompts=prefilling + room.num_waiting,
+        queued_seconds=view.queued_prefill_seconds,
+        queued=queued + room.num_waiting,
         prefill_load=view.prefill_load,
         answers=room.in_flight + room.num_waiting,
         kv_load=view.kv_load,

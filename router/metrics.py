@@ -78,7 +78,7 @@ class PoolView:
     capacity_answers: int = 0
     inflight_uncached_prefill_tokens: float = 0
     backlog_seconds: float = 0
-    prefill_work_seconds: float = 0
+    queued_prefill_seconds: float = 0
     prefill_load: float = 0
     decode_slots_in_use: int = 0
     decode_slots: int = 0

@@ -18,7 +18,7 @@ from pagelet.protocol.autoscaling.demand import ScalingTargets, Work, demand
 from pagelet.protocol.autoscaling.scaler import Scaler, ScalingBounds
 from pagelet.router.routing.arrivals import ArrivalRate
 
-_LOAD_SECONDS: Final = 30.0
+_LOAD_SECONDS: Final = 60.0
 """As the router's."""
 _LOOK_SECONDS: Final = 5.0
 
@@ -119,6 +119,8 @@ class _Replica:
     born: float
     prefilled_at: float
     """When its last prompt is done; a new one begins then."""
+    queue: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
+    """When each prompt begins, and how long it takes; those that have begun go when looked at."""
     in_flight: int = 0
     kv: int = 0
     leaving: bool = False
@@ -213,7 +215,9 @@ class _Simulation:
     def _send(self, arrival: Arrival, replica: _Replica) -> None:
         seconds = arrival.uncached_tokens / self._hardware.prefill_tokens_per_second
         self._load.add(seconds, self._now)
-        first = max(self._now, replica.prefilled_at) + seconds
+        begin = max(self._now, replica.prefilled_at)
+        replica.queue.append((begin, seconds))
+        first = begin + seconds
         replica.prefilled_at = first
         replica.in_flight += 1
         replica.kv += arrival.kv_tokens
@@ -247,18 +251,22 @@ class _Simulation:
 
     def _state(self) -> State:
         hardware, now = self._hardware, self._now
-        pending = sum(max(0.0, replica.prefilled_at - now) for replica in self._replicas)
+        queued_seconds, queued = 0.0, len(self._waiting)
+        for replica in self._replicas:
+            while replica.queue and replica.queue[0][0] <= now:
+                replica.queue.popleft()
+            queued += len(replica.queue)
+            queued_seconds += sum(seconds for _, seconds in replica.queue)
         waiting = self._waiting_tokens / hardware.prefill_tokens_per_second
         in_flight = sum(replica.in_flight for replica in self._replicas)
-        in_queues = len(self._waiting) + self._prefilling
         work = Work(
-            prefill_seconds=pending + waiting,
-            prompts=in_queues,
+            queued_seconds=queued_seconds + waiting,
+            queued=queued,
             prefill_load=self._load.per_second(now),
             answers=in_flight + len(self._waiting),
             kv_load=sum(replica.kv for replica in self._replicas) / hardware.kv_tokens,
         )
-        return State(work, in_queues)
+        return State(work, len(self._waiting) + self._prefilling)
 
     def _scale_to(self, wanted: int) -> None:
         staying = [replica for replica in self._replicas if not replica.leaving]

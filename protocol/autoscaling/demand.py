@@ -41,10 +41,11 @@ class ScalingTargets(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Work:
     """Of one pool, as one router sees it."""
 
-    prefill_seconds: float = 0.0
-    """For which one replica would prefill what is in flight without a cache, and waiting."""
-    prompts: float = 0.0
-    """Without their first token. No more replicas than those help them, however long they are."""
+    queued_seconds: float = 0.0
+    """For which one replica would prefill the prompts that wait, in the router or behind another
+    prompt, without what is cached."""
+    queued: float = 0.0
+    """Such prompts. No more replicas than those help them, however long they are."""
     prefill_load: float = 0.0
     """Seconds of prefill that arrived, a second: replicas that prompts kept busy lately."""
     answers: float = 0.0
@@ -56,7 +57,7 @@ class Work:
 def demand(work: Work, targets: ScalingTargets) -> dict[Target, float]:
     """Replicas that each target asks for; not rounded, as the demands of routers add up first."""
     keep_up = work.prefill_load / PREFILL_USE
-    catch_up = min(work.prefill_seconds / targets.backlog_seconds, work.prompts)
+    catch_up = min(work.queued_seconds / targets.backlog_seconds, work.queued)
     return {
         "backlog": keep_up + catch_up,
         "concurrency": work.answers / targets.concurrency,

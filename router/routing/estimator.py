@@ -72,6 +72,14 @@ class ReplicaEstimator:
         return self.in_flight - len(self._queue)
 
     @property
+    def queued(self) -> tuple[int, int]:
+        """Prompts that wait for another one to be computed, and their tokens not cached."""
+        if not self._queue:
+            return 0, 0
+        head = next(iter(self._queue.values()))
+        return len(self._queue) - 1, self.pending_tokens - head.uncached
+
+    @property
     def decode_slots(self) -> int:
         """Most answers that go on in one step."""
         return self._max_num_seqs

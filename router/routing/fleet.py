@@ -32,7 +32,7 @@ taken to be wrong."""
 _WATCHED_PREFIXES = 1024
 _LONGEST_HASH = 32
 """Bytes; the index bounds how many hashes it remembers."""
-_LOAD_SECONDS = 30.0
+_LOAD_SECONDS = 60.0
 """Over which the load of prompts is a mean: longer than between two of them, and no longer than a
 service may take to grow."""
 _MEDIUM = (None, "GPU")
@@ -51,6 +51,10 @@ class ReplicaState:
     sends_events: bool
     trust: float
     """Mean share of the predicted hits that really were hits, 0 to 1."""
+    queued_prompts: int
+    """That wait for another one to be computed."""
+    queued_tokens: int
+    """Of them, without what is cached."""
     decoding: int
     """Answers that have begun."""
     decode_slots: int
@@ -373,6 +377,7 @@ class Fleet:
                     estimator.wait_seconds(now, rate),
                     replica.sends_events,
                     replica.trust,
+                    *estimator.queued,
                     estimator.decoding,
                     estimator.decode_slots,
                     estimator.kv_use,

@@ -9,8 +9,8 @@ from pagelet.protocol.autoscaling.demand import PREFILL_USE, ScalingTargets, Wor
 amounts = st.floats(0, 1e6)
 works = st.builds(
     Work,
-    prefill_seconds=amounts,
-    prompts=amounts,
+    queued_seconds=amounts,
+    queued=amounts,
     prefill_load=amounts,
     answers=amounts,
     kv_load=amounts,
@@ -42,8 +42,8 @@ def test_no_work_asks_for_no_replica_and_the_least_work_for_some():
 def test_each_target_is_met_by_as_many_replicas_as_it_asks_for():
     assert demand(Work(answers=48), TARGETS_OF)["concurrency"] == 3
     assert demand(Work(kv_load=1.5), TARGETS_OF)["kv"] == 3
-    assert demand(Work(prefill_seconds=6, prompts=10), TARGETS_OF)["backlog"] == 3
+    assert demand(Work(queued_seconds=6, queued=10), TARGETS_OF)["backlog"] == 3
     # One long prompt is no faster on three replicas.
-    assert demand(Work(prefill_seconds=6, prompts=1), TARGETS_OF)["backlog"] == 1
+    assert demand(Work(queued_seconds=6, queued=1), TARGETS_OF)["backlog"] == 1
     # What arrives is kept up with although nothing waits.
     assert demand(Work(prefill_load=3 * PREFILL_USE), TARGETS_OF)["backlog"] == pytest.approx(3)

@@ -369,8 +369,14 @@ def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembere
     ticket = fleet.dispatch(request, decision, 0.0)
     (state,) = fleet.states(0.0)
     assert (state.decoding, state.decode_slots, state.kv_use) == (0, 64, 0.5)
-    # 0.8 s of work, in a mean over 30 s.
-    assert fleet.prefill_load(0.0) == pytest.approx(0.8 / 30)
+    # 0.8 s of work, in a mean over a minute.
+    assert fleet.prefill_load(0.0) == pytest.approx(0.8 / 60)
+    # Of two prompts one waits.
+    other = fleet.dispatch(request, decision, 0.1)
+    assert (state.queued_prompts, state.queued_tokens) == (0, 0)
+    (state,) = fleet.states(0.1)
+    assert (state.queued_prompts, state.queued_tokens) == (1, 800)
+    other.on_end(0.2, ok=False)
     ticket.on_first_byte(0.8)
     assert fleet.states(0.8)[0].decoding == 1
     ticket.on_end(1.0, ok=True)

@@ -1,0 +1,117 @@
+"""What scales a service, on a real API server: one at a time, and none of them drops the count."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagelet.operator.kube.resources import AUTOSCALERS, SCALED_OBJECTS, SERVICES
+from support.broken_services import service as make
+from support.cluster import Api, condition, eventually, running_operator
+
+NAME = "scaled"
+GPU = "nvidia.com/gpu"
+SCALED_OBJECT_KIND = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": f"{SCALED_OBJECTS.plural}.keda.sh"},
+    "spec": {
+        "group": "keda.sh",
+        "scope": "Namespaced",
+        "names": {"kind": "ScaledObject", "plural": SCALED_OBJECTS.plural},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+"""Its name alone; the operator of KEDA is not there."""
+
+
+@pytest.fixture
+def operator(control_plane: Path, namespace: str, tmp_path: Path) -> Iterator[None]:
+    log = tmp_path / "operator.log"
+    budget = ("--accelerator-budget", f"{GPU}=4")
+    with running_operator(control_plane, namespace, log, *budget):
+        yield
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+async def replicas(api: Api, namespace: str, name: str) -> int:
+    """Of a service's Deployment."""
+    return int((await api.deployment(namespace, f"{name}-agent"))["spec"]["replicas"])
+
+
+async def scale(api: Api, namespace: str, name: str, count: int) -> None:
+    """As an autoscaler does."""
+    patch = {"spec": {"replicas": count}}
+    await api.merge(SERVICES, namespace, name, patch, subresource="scale")
+
+
+async def test_whoever_scales_the_count_stays(api: Api, namespace: str, operator: None) -> None:
+    await api.install(SCALED_OBJECT_KIND)
+    scaling: dict[str, Any] = {"maxReplicas": 5, "engine": "hpa"}
+    await api.create(SERVICES, namespace, make(name=NAME, autoscaling=scaling))
+    await eventually(lambda: api.deployment(namespace, f"{NAME}-agent"))
+    await scale(api, namespace, NAME, 3)
+    kinds = {resource.kind for resource in AUTOSCALERS}
+    for engine, kind in (
+        ("hpa", {"HorizontalPodAutoscaler"}),
+        ("keda", {"ScaledObject"}),
+        ("builtin", set()),
+        ("hpa", {"HorizontalPodAutoscaler"}),
+        (None, set()),
+    ):
+        change = {"autoscaling": None if engine is None else scaling | {"engine": engine}}
+        await api.patch_service(namespace, NAME, change)
+
+        async def settled(kind: set[str] = kind) -> bool:
+            made = await api.objects(namespace, NAME)
+            assert {found for found, _ in made} & kinds == kind
+            assert await replicas(api, namespace, NAME) == 3
+            status = (await api.service(namespace, NAME))["status"]
+            generation = (await api.service(namespace, NAME))["metadata"]["generation"]
+            return bool(status["observedGeneration"] == generation)
+
+        await eventually(settled)
+        found = condition(await api.service(namespace, NAME), "Valid")
+        assert found["status"] == "True", found
+    assert (await api.service(namespace, NAME))["spec"]["replicas"] == 3
+
+
+async def test_services_share_a_budget_by_priority(
+    api: Api, namespace: str, operator: None
+) -> None:
+    accelerator = {"resourceName": GPU, "count": 1}
+    for name, priority in (("low", 0), ("high", 5)):
+        scaling = {"maxReplicas": 8, "priority": priority}
+        body = make(name=name, accelerator=accelerator, autoscaling=scaling)
+        await api.create(SERVICES, namespace, body)
+    await scale(api, namespace, "low", 4)
+
+    async def are(low: int, high: int) -> bool:
+        assert await replicas(api, namespace, "low") == low
+        assert await replicas(api, namespace, "high") == high
+        return True
+
+    await eventually(lambda: are(3, 1))
+    await scale(api, namespace, "high", 3)
+    await eventually(lambda: are(1, 3))
+
+    async def is_said() -> bool:
+        found = condition(await api.service(namespace, "low"), "Degraded")
+        return bool((found.get("status"), found.get("reason")) == ("True", "BudgetUsedUp"))
+
+    await eventually(is_said)
+    await scale(api, namespace, "high", 1)
+    await eventually(lambda: are(3, 1))
