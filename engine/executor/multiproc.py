@@ -46,9 +46,10 @@ from pagelet.process.frames import encode_frame, recv_frame
 from pagelet.process.proc import describe_exit
 from pagelet.protocol.config import EngineOptions, ParallelOptions
 
-_EXIT_SECONDS = 1.0
-"""How long after the end of a worker's socket its exit code is waited for; a node tells twice a
-second."""
+_EXIT_SECONDS = 0.5
+"""How long after the end of a worker's socket its exit code is waited for."""
+_NODE_EXIT_SECONDS = 2.0
+"""The same where other nodes have to tell, as they do twice a second."""
 _EXIT_POLL_SECONDS = 0.01
 
 
@@ -263,13 +264,17 @@ class MultiprocExecutor:
 
     def _find_cause(self, rank: int, last_words: str | None) -> Exception:
         """Why a rank ended. One that is killed makes the others raise: then it is the cause."""
-        deadline = time.monotonic() + _EXIT_SECONDS
-        while (end := self._end_of(rank)) is None and time.monotonic() < deadline:
+        here = self._nodes is None
+        deadline = time.monotonic() + (_EXIT_SECONDS if here else _NODE_EXIT_SECONDS)
+        while True:
+            end = self._end_of(rank)
+            for other in self._places:
+                killed = self._end_of(other.rank)
+                if killed is not None and killed.returncode < 0:
+                    return ExecutorFailed(f"{other} ended with {describe_exit(killed.returncode)}")
+            if (here and end is not None) or time.monotonic() > deadline:
+                break
             time.sleep(_EXIT_POLL_SECONDS)
-        for other in self._places:
-            killed = self._end_of(other.rank)
-            if killed is not None and killed.returncode < 0:
-                return ExecutorFailed(f"{other} ended with {describe_exit(killed.returncode)}")
         place = self._places[rank]
         if end is not None and end.failure is not None:
             return ConfigurationError(end.failure)

