@@ -3,10 +3,10 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help install demo test e2e lint format bench crds requirements clean
+.PHONY: help install demo test e2e lint format bench gpu-check crds requirements clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## Make .venv with Pagelet and all that it needs (PYTHON=... chooses the interpreter)
 	@scripts/install.sh
@@ -34,6 +34,9 @@ format: install ## Let ruff format the code
 
 bench: install ## Measure the host's own cost with the simulated runner, and the start-up
 	@$(BIN)/pagelet bench host $(ARGS)
+
+gpu-check: install ## See in under 8 minutes what of the GPU path holds on this machine; writes docs/gpu-checks.md
+	@$(BIN)/python -m pagelet.bench.gpu_check $(ARGS)
 
 crds: install ## Write the CRD, the chart's copy of it and its reference, from protocol/inference_service
 	@$(BIN)/python -m pagelet.protocol.inference_service.crd \

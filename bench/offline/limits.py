@@ -9,8 +9,9 @@ import torch
 from pagelet.bench.progress import Progress
 from pagelet.kernels.cpu.library import UnavailableError
 
-_READ_BYTES = 256 << 20  # well beyond any cache
-_GEMM_SIZE = 1024
+_READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+"""Well beyond any cache, and long enough that a GPU's launch does not count."""
+_GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.5
 
 
@@ -52,12 +53,14 @@ def _read_rate(device: torch.device) -> float:
             return read_bandwidth(_SECONDS)
         except UnavailableError:
             pass  # torch's sum is close to it, but for the size of memory pages
-    data = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
-    return _READ_BYTES / best_seconds(lambda: data.sum(), device)
+    num_bytes = _READ_BYTES[device.type]
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    return num_bytes / best_seconds(lambda: data.sum(), device)
 
 
 def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float | None:
-    shape = (_GEMM_SIZE, _GEMM_SIZE)
+    size = _GEMM_SIZE[device.type]
+    shape = (size, size)
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     if dtype == torch.int8:
         matrix = torch.randint(-127, 127, shape, dtype=dtype, device=device)
@@ -73,7 +76,7 @@ def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float | None:
         product()
     except RuntimeError:  # this build of torch has none for the type and the device
         return None
-    return 2 * _GEMM_SIZE**3 / best_seconds(product, device)
+    return 2 * size**3 / best_seconds(product, device)
 
 
 def best_seconds(function: Callable[[], object], device: torch.device) -> float:

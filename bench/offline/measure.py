@@ -128,38 +128,45 @@ def measure(
 
     Raises `ConfigurationError` if the model cannot be loaded so.
     """
-    gemm = limits.gemm(cost.kind)
     with contextlib.closing(build_core(options, progress)) as core:
-        source = _Requests(core, cost.config.vocab_size)
-        progress("warming up")
-        source.prefill(max(sizes.batches), sizes.prompt_len, 2)
-        for batch in sizes.batches:
-            progress(f"prefill of {batch} x {sizes.prompt_len} tokens")
-            seconds = source.prefill(batch, sizes.prompt_len, 1)
-            flops = cost.prefill_flops(batch, sizes.prompt_len) / seconds
-            yield Measured(
-                "prefill",
-                batch,
-                batch * sizes.prompt_len / seconds,
-                None,
-                flops,
-                gemm and flops / gemm,
-            )
-            progress(f"decode of {batch}")
-            seconds = source.decode(batch, sizes.prompt_len, sizes.decode_steps)
-            context = sizes.prompt_len + _WARM_UP_STEPS + sizes.decode_steps // 2
-            flops = cost.decode_flops(batch, context) / seconds
-            read = cost.decode_bytes(batch, context) / seconds
-            yield Measured(
-                "decode",
-                batch,
-                batch / seconds,
-                seconds * 1e3,
-                flops,
-                gemm and flops / gemm,
-                read,
-                read / limits.read_bytes,
-            )
+        yield from measure_core(core, sizes, cost, limits, progress)
+
+
+def measure_core(
+    core: EngineCore, sizes: Sizes, cost: ModelCost, limits: MachineLimits, progress: Progress
+) -> Iterator[Measured]:
+    """As `measure`, of an engine core that has loaded its model."""
+    gemm = limits.gemm(cost.kind)
+    source = _Requests(core, cost.config.vocab_size)
+    progress("warming up")
+    source.prefill(max(sizes.batches), sizes.prompt_len, 2)
+    for batch in sizes.batches:
+        progress(f"prefill of {batch} x {sizes.prompt_len} tokens")
+        seconds = source.prefill(batch, sizes.prompt_len, 1)
+        flops = cost.prefill_flops(batch, sizes.prompt_len) / seconds
+        yield Measured(
+            "prefill",
+            batch,
+            batch * sizes.prompt_len / seconds,
+            None,
+            flops,
+            gemm and flops / gemm,
+        )
+        progress(f"decode of {batch}")
+        seconds = source.decode(batch, sizes.prompt_len, sizes.decode_steps)
+        context = sizes.prompt_len + _WARM_UP_STEPS + sizes.decode_steps // 2
+        flops = cost.decode_flops(batch, context) / seconds
+        read = cost.decode_bytes(batch, context) / seconds
+        yield Measured(
+            "decode",
+            batch,
+            batch / seconds,
+            seconds * 1e3,
+            flops,
+            gemm and flops / gemm,
+            read,
+            read / limits.read_bytes,
+        )
 
 
 class _Requests:
