@@ -32,10 +32,11 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Of weights and activations. auto: the checkpoint's, but bfloat16 only where the processor
     has instructions for it and float32 elsewhere on CPU."""
     quantization: Quantization = "auto"
-    """Of the weights of linear layers, on CPU. auto: what the checkpoint has: floats stay floats,
+    """Of the weights of linear layers. auto: what the checkpoint has: floats stay floats,
     and a GGUF file's quantised blocks stay as they are. none: everything as floats of `dtype`.
     int8: a scale for each 32 weights; int4: a scale and a minimum. Activations are rounded to int8
-    for the product with quantised weights. On torch's operations (a GPU) auto is none."""
+    for the product with quantised weights. On a GPU auto keeps what is exact there, and int8 and int4
+    are refused."""
     max_model_len: PositiveInt | None = None
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
     load_format: Literal["auto", "dummy"] = "auto"

@@ -14,7 +14,6 @@ from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTenso
 from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.embedding import embedding
 from pagelet.kernels.embedding.cpu import record_embedding
-from pagelet.kernels.linear import linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,7 @@ class ParallelLMHead:
             self.weight.record(program, hidden, local)
             program.run(len(hidden))
         else:
-            local = linear(hidden, self.weight.tensor)
+            local = self.weight(hidden)
         logits = self.shard.tp.all_gather(local)
         # The rows that pad the last shard are no tokens.
         return logits[:, : self.shard.vocab_size]

@@ -57,7 +57,7 @@ class ColumnParallelLinear:
         self.lora = placement.lora_site(sizes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = linear(x, self.weight.tensor, self.bias)
+        out = self.weight(x, self.bias)
         if self.lora is not None:
             self.lora.add(x, out)
         return out
@@ -118,7 +118,7 @@ class RowParallelLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # One rank adds the bias, so that the sum holds it once.
         bias = self.bias if self.tp.rank == 0 else None
-        out = linear(x, self.weight.tensor, bias)
+        out = self.weight(x, bias)
         if self.lora is not None:
             self.lora.add(x, out)
         return self.tp.all_reduce(out)

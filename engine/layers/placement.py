@@ -34,6 +34,8 @@ class Placement:
     """Of linear layers; None for a model that runs on torch's operations."""
     head_packing: Packing | None = None
     """Of the language-model head, which few bits harm most."""
+    keep_quantized: bool = False
+    """Without packing: what the checkpoint has quantised stays so where that is exact."""
     lora: LoraBatch | None = None
     """Where the linear layers learn of a step's adapters, if they may have any."""
 

@@ -170,15 +170,10 @@ class CausalLM(abc.ABC):
 
     @property
     def linear_formats(self) -> set[str]:
-        """How this rank's linear layers hold their loaded weights for the CPU library; none of it
-        on torch's operations."""
+        """How this rank's linear layers hold their loaded weights: for the CPU library, or
+        quantised on a GPU; none of it for floats on torch's operations."""
         layers = (weight.storage for weight in self.weights())
-        return {
-            packed.format
-            for layer in layers
-            if isinstance(layer, LinearWeight)
-            for packed in layer.packed
-        }
+        return set().union(*(layer.formats for layer in layers if isinstance(layer, LinearWeight)))
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether a tensor belongs to another rank: a stage's, or an expert's."""

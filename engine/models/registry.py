@@ -35,10 +35,12 @@ def build_model(
     packing: Packing | None = None,
     head_packing: Packing | None = None,
     lora: LoraBatch | None = None,
+    *,
+    keep_quantized: bool = False,
 ) -> CausalLM:
     """The model with uninitialised weights, or one rank's part of it; for the CPU library
     with the packing of its linear layers and of its head, and with `lora` if its layers may have
-    adapters.
+    adapters. `keep_quantized` is as in `Placement`.
 
     Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
     for parallel sizes that do not divide the model; each error names what would work.
@@ -50,5 +52,13 @@ def build_model(
         )
     check_tensor_parallel(config, ranks.tp.size, expert_parallel=ranks.expert_parallel)
     check_pipeline(config, ranks.pp.size)
-    placement = Placement(dtype, torch.device(device), ranks, packing, head_packing, lora)
+    placement = Placement(
+        dtype,
+        torch.device(device),
+        ranks,
+        packing,
+        head_packing,
+        keep_quantized=keep_quantized,
+        lora=lora,
+    )
     return MODELS[config.architecture](config, placement)

@@ -17,7 +17,8 @@ from pagelet.kernels.paged_attention.cpu import unsupported
 from pagelet.protocol.config import CpuOptions, Quantization
 
 _FLOAT_FORMATS: dict[torch.dtype, LinearFormat] = {torch.float32: "f32", torch.bfloat16: "bf16"}
-QUANTIZED_FORMATS = frozenset({"q8", "q4"})
+QUANTIZED_FORMATS = frozenset({"q8", "q4", "int4", "int8", "fp8"})
+"""Of the CPU library, and on a GPU."""
 
 
 def why_not_recorded(

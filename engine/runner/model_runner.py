@@ -105,7 +105,17 @@ class ModelRunner:
             options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
         )
         lora = LoraBatch() if options.lora.enabled else None
-        self._model = _load_model(config, weights, self.dtype, self.device, ranks, packings, lora)
+        self._model = _load_model(
+            config,
+            weights,
+            self.dtype,
+            self.device,
+            ranks,
+            packings,
+            lora,
+            # Kept quantised on a CPU without its library, weights would be widened every step.
+            keep_quantized=self.device.type == "cuda" and options.model.quantization == "auto",
+        )
         self._adapters: Adapters | None = None
         if lora is not None:
             self._adapters = Adapters(self._model, lora, options.lora.max_cpu_loras)
@@ -315,13 +325,24 @@ def _load_model(
     ranks: Ranks,
     packings: tuple[Packing, Packing] | None,
     lora: LoraBatch | None,
+    *,
+    keep_quantized: bool,
 ) -> CausalLM:
     try:
         with out_of_memory_named(
             device, "the weights", "Take a smaller model, or more --tensor-parallel-size"
         ):
             packing, head_packing = packings or (None, None)
-            model = build_model(config, dtype, device, ranks, packing, head_packing, lora)
+            model = build_model(
+                config,
+                dtype,
+                device,
+                ranks,
+                packing,
+                head_packing,
+                lora,
+                keep_quantized=keep_quantized,
+            )
             if weights is None:
                 model.init_dummy()
             else:

@@ -10,6 +10,7 @@ from pagelet.engine.weights.dequantize import dequantize
 from pagelet.engine.weights.gguf_file import GGMLType
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor
 from pagelet.kernels.linear.ggml_blocks import UNPACKERS, unpack_ggml
+from pagelet.kernels.linear.grouped import GroupedWeight
 from pagelet.kernels.linear.packed import GROUP
 from pagelet.kernels.linear.quantized import QuantizedWeight
 
@@ -51,11 +52,17 @@ class GGMLTensor(QuantizedTensor):
 
     def quantized(self) -> QuantizedWeight:
         """Exactly, where the type is of `UNPACKERS` and the columns begin with a group."""
+        return self._exactly() or self._rounded()
+
+    def grouped(self) -> GroupedWeight | None:
+        exact = self._exactly()
+        return None if exact is None else GroupedWeight.from_quantized(exact)
+
+    def _exactly(self) -> QuantizedWeight | None:
         blocks, skipped = self._blocks()
-        if self.ggml_type.name in UNPACKERS and skipped % GROUP == 0:
-            whole = unpack_ggml(blocks, self.ggml_type.name)
-            return whole.narrow_inputs(skipped, self.num_columns)
-        return self._rounded()
+        if self.ggml_type.name not in UNPACKERS or skipped % GROUP:
+            return None
+        return unpack_ggml(blocks, self.ggml_type.name).narrow_inputs(skipped, self.num_columns)
 
     def _blocks(self) -> tuple[torch.Tensor, int]:
         """The bytes of the blocks that hold the columns, and how many columns they begin before."""

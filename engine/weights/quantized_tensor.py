@@ -6,6 +6,7 @@ from typing import Final, Self
 
 import torch
 
+from pagelet.kernels.linear.grouped import GroupedWeight
 from pagelet.kernels.linear.quantized import QuantizedWeight, concatenate
 
 # Weights that exist as floats at a time, where a type has to be rounded anew.
@@ -36,6 +37,10 @@ class QuantizedTensor(abc.ABC):
     def quantized(self) -> QuantizedWeight:
         """The weights in groups of 32 inputs: exactly, where the format has groups of so many with
         integers of 4 or 8 bits; otherwise rounded to int8."""
+
+    @abc.abstractmethod
+    def grouped(self) -> GroupedWeight | None:
+        """The weights exactly, as a GPU holds them; None where only floats would be exact."""
 
     def _rounded(self) -> QuantizedWeight:
         """The weights rounded to int8."""

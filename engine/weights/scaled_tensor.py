@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor
+from pagelet.kernels.linear.grouped import BLOCK, GroupedWeight
 from pagelet.kernels.linear.packed import GROUP
 from pagelet.kernels.linear.quantized import QuantizedWeight
 from pagelet.kernels.precision import accumulation_dtype
@@ -108,26 +109,66 @@ class ScaledTensor(QuantizedTensor):
     def quantized(self) -> QuantizedWeight:
         """Exactly for integers whose columns share scales by 32 or more; float8, and columns that
         are grouped in another order, are rounded to int8."""
-        in_size = self.shape[1]
-        groups = self.column_group[::GROUP]
-        in_groups = torch.equal(groups.repeat_interleave(GROUP)[:in_size], self.column_group)
-        if not in_groups or (isinstance(self.values, torch.Tensor) and _is_float8(self.values)):
+        groups = self._column_groups(GROUP)
+        if groups is None:
             return self._rounded()
-        values = _plain(self.values)
         scales = self._spread(self.scales.float(), groups)
-        zeros = None if self.zeros is None else self._spread(self.zeros.float(), groups)
-        if isinstance(self.values, PackedIntegers) and self.values.bits <= 4:
-            minima = torch.zeros_like(scales) if zeros is None else -zeros * scales
-            return QuantizedWeight(scales, values, minima)
-        if zeros is not None:
-            shifts = self._spread(self.zeros.to(torch.int16), self.column_group)  # type: ignore[union-attr]
-            shifted = values.to(torch.int16) - shifts
-            if shifted.min() < -128 or shifted.max() > 127:
-                return self._rounded()
-            values = shifted.to(torch.int8)
-        elif values.dtype != torch.int8:
-            return self._rounded()
-        return QuantizedWeight(scales, values)
+        if self._is_int4:
+            return QuantizedWeight(scales, _plain(self.values), self._minima(scales, groups))
+        signed = self._int8()
+        return self._rounded() if signed is None else QuantizedWeight(scales, signed)
+
+    def grouped(self) -> GroupedWeight | None:
+        """As `quantized`, and e4m3 as it is; in groups as large as the checkpoint's."""
+        in_size = self.shape[1]
+        changes = (self.column_group.diff() != 0).nonzero()
+        size = int(changes[0]) + 1 if len(changes) else -(-in_size // BLOCK) * BLOCK
+        groups = None if size % GROUP else self._column_groups(size)
+        if groups is None:  # a rank's columns may begin within a group
+            size, groups = GROUP, self._column_groups(GROUP)
+        if groups is None:
+            return None
+        scales = self._spread(self.scales.float(), groups)
+        turned = scales.T.contiguous()
+        if self._is_int4:
+            minima = self._minima(scales, groups).T.contiguous()
+            return GroupedWeight.from_int4(_plain(self.values), turned, minima, size)
+        if isinstance(self.values, torch.Tensor) and self.values.dtype == torch.float8_e4m3fn:
+            if self.zeros is not None:
+                return None
+            return GroupedWeight("fp8", self.values.contiguous(), turned, None, size, in_size)
+        signed = self._int8()
+        if signed is None:
+            return None
+        return GroupedWeight("int8", signed.contiguous(), turned, None, size, in_size)
+
+    @property
+    def _is_int4(self) -> bool:
+        return isinstance(self.values, PackedIntegers) and self.values.bits <= 4
+
+    def _column_groups(self, size: int) -> torch.Tensor | None:
+        """The column group of every `size` columns; None if they don't all have the same."""
+        groups = self.column_group[::size]
+        spread = groups.repeat_interleave(size)[: self.shape[1]]
+        return groups if torch.equal(spread, self.column_group) else None
+
+    def _minima(self, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """Of groups with those scales [out_size, groups]: what a value of 0 stands for."""
+        if self.zeros is None:
+            return torch.zeros_like(scales)
+        return -self._spread(self.zeros.float(), groups) * scales
+
+    def _int8(self) -> torch.Tensor | None:
+        """The values less their zeros as int8; None if they don't fit, or are no integers."""
+        values = _plain(self.values)
+        if values.dtype.is_floating_point:
+            return None
+        if self.zeros is None:
+            return values if values.dtype == torch.int8 else None
+        shifted = values.to(torch.int16)
+        shifted -= self._spread(self.zeros.to(torch.int16), self.column_group)
+        fits = bool(shifted.min() >= -128) and bool(shifted.max() <= 127)
+        return shifted.to(torch.int8) if fits else None
 
     def _spread(self, grouped: torch.Tensor, column_group: torch.Tensor) -> torch.Tensor:
         """Numbers of the groups, as [out_size, columns of those groups]."""
@@ -136,7 +177,3 @@ class ScaledTensor(QuantizedTensor):
 
 def _plain(values: torch.Tensor | PackedIntegers) -> torch.Tensor:
     return values.unpack() if isinstance(values, PackedIntegers) else values
-
-
-def _is_float8(values: torch.Tensor) -> bool:
-    return values.dtype.is_floating_point

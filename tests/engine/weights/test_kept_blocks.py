@@ -68,7 +68,7 @@ def load(
 
 
 def linear_weights(model: Any) -> Iterator[LinearWeight]:
-    for layer in model.layers:
+    for layer in model.layers.values():
         yield from (layer.attention.qkv_proj.weight, layer.attention.o_proj.weight)
         yield from (layer.mlp.gate_up_proj.weight, layer.mlp.down_proj.weight)
     yield model.lm_head.weight
@@ -167,3 +167,25 @@ def test_bytes_in_memory_are_those_of_the_blocks(write_model: WriteModel) -> Non
     norms = floats.weight_bytes - 4 * weights - table
     assert 0 < norms < 10_000
     assert kept.weight_bytes == weights * 5 / 8 + table + norms
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q8_0", "Q6_K"])
+@torch.inference_mode()
+def test_a_gpu_keeps_the_same_numbers(type_name: str, write_model: WriteModel) -> None:
+    """Those that it cannot keep exactly become floats; here by the reference of its product."""
+    files, config = write_model("Qwen3ForCausalLM", type_name)
+    models = []
+    for keep in (True, False):
+        model = build_model(config, torch.float32, "cpu", keep_quantized=keep)
+        model.load_weights(iterate_weights(files, config))
+        models.append(model)
+    kept = models[0]
+    kind = {"Q8_0": "int8", "Q6_K": None}.get(type_name, "int4")
+    assert kept.linear_formats == ({kind} if kind else set())
+    logits = []
+    for model in models:
+        rng = random.Random(0)
+        harness = PagedHarness(config, torch.float32, rng, block_size=16)
+        harness.add([rng.randrange(config.vocab_size) for _ in range(20)])
+        logits.append(logits_of_all(model, harness, rng)[0])
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)

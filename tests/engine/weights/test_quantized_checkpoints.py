@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
 from pagelet.engine.source import ModelFiles, resolve
 from pagelet.engine.weights.iterate import iterate_weights
@@ -106,9 +107,31 @@ def test_mixtures_of_experts(format_name: str, write: Write) -> None:
     check_logits(oracle, folder)
 
 
-def check_logits(oracle: Any, folder: Path) -> None:
+KEPT = {"q4": "int4", "q8": "int8", None: None}
+
+
+def kind_on_a_gpu(format_name: str) -> str | None:
+    """What matrices are kept as; None for floats. Blocks of 40 inputs suit no kernel."""
+    if "fp8" in format_name and format_name != "fp8-blocks":
+        return "fp8"
+    return KEPT[FORMATS[format_name].exact]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@torch.inference_mode()
+def test_weights_that_stay_quantised_give_the_same_logits(format_name: str, write: Write) -> None:
+    """As on a GPU, here by the reference of its product."""
+    oracle, folder = write(format_name)
+    model = check_logits(oracle, folder, keep_quantized=True)
+    kind = kind_on_a_gpu(format_name)
+    assert model.linear_formats == ({kind} if kind else set())
+    widened = check_logits(oracle, folder)
+    assert (model.weight_bytes < widened.weight_bytes) == (kind is not None)
+
+
+def check_logits(oracle: Any, folder: Path, *, keep_quantized: bool = False) -> CausalLM:
     files, config, _ = load(folder)
-    model = build_model(config, torch.float32, "cpu")
+    model = build_model(config, torch.float32, "cpu", keep_quantized=keep_quantized)
     model.load_weights(iterate_weights(files, config))
     rng = random.Random(0)
     harness = PagedHarness(config, torch.float32, rng)
@@ -118,6 +141,7 @@ def check_logits(oracle: Any, folder: Path) -> None:
     expected = oracle(torch.tensor([tokens])).logits[0]
     assert expected.std() > 0.05
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    return model
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

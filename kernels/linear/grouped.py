@@ -1,0 +1,95 @@
+"""Weights of a linear layer that stay quantised on a GPU: values of 4 or 8 bits, and scales."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+from pagelet.kernels.linear.packed import GROUP
+from pagelet.kernels.linear.quantized import QuantizedWeight
+
+BLOCK = 64
+"""Inputs of int4 that share bytes: 32 in the low halves, the next 32 in the high ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedWeight:
+    """A weight [out_size, in_size]: scale * value, or scale * value + minimum."""
+
+    kind: Literal["int4", "int8", "fp8"]
+    values: torch.Tensor
+    """int8 or float8_e4m3fn [out_size, in_size]; of int4, which is unsigned, uint8
+    [out_size, in_size / 2] with the inputs padded to whole blocks."""
+    scales: torch.Tensor  # [groups, out_size] float32
+    minima: torch.Tensor | None  # as scales
+    group_size: int
+    """Inputs of a group: a multiple of 32; at least in_size if there is one group."""
+    in_size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_size, in_size]."""
+        return self.values.shape[0], self.in_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a step reads."""
+        minima = 0 if self.minima is None else self.minima.nbytes
+        return self.values.nbytes + self.scales.nbytes + minima
+
+    @classmethod
+    def from_quantized(cls, weight: QuantizedWeight) -> "GroupedWeight":
+        """The same numbers, in groups of 32."""
+        scales = weight.scales.T.contiguous()
+        if weight.minima is None:
+            values = weight.values.contiguous()
+            return cls("int8", values, scales, None, GROUP, values.shape[1])
+        return cls.from_int4(weight.values, scales, weight.minima.T.contiguous(), GROUP)
+
+    @classmethod
+    def from_int4(
+        cls, values: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, group_size: int
+    ) -> "GroupedWeight":
+        """From uint8 values [out_size, in_size] from 0 to 15."""
+        out_size, in_size = values.shape
+        halves = functional.pad(values, (0, -in_size % BLOCK)).view(out_size, -1, 2, BLOCK // 2)
+        packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+        return cls("int4", packed, scales, minima, group_size, in_size)
+
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """On a device."""
+        minima = None if self.minima is None else self.minima.to(device)
+        values, scales = self.values.to(device), self.scales.to(device)
+        return dataclasses.replace(self, values=values, scales=scales, minima=minima)
+
+    def join(self, other: "GroupedWeight") -> "GroupedWeight | None":
+        """With the outputs of another weight of the same input after its own; None if it is of
+        another form."""
+        mine, others = self.minima, other.minima
+        if (self.kind, self.group_size, mine is None) != (
+            other.kind,
+            other.group_size,
+            others is None,
+        ):
+            return None
+        # float8 can't be concatenated, its bytes can.
+        bytes_ = [weight.values.view(torch.uint8) for weight in (self, other)]
+        return dataclasses.replace(
+            self,
+            values=torch.cat(bytes_).view(self.values.dtype),
+            scales=torch.cat([self.scales, other.scales], dim=1),
+            minima=None if mine is None or others is None else torch.cat([mine, others], dim=1),
+        )
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight as floats [out_size, in_size]."""
+        values = self.values
+        if self.kind == "int4":
+            blocks = values.view(self.shape[0], -1, 1, BLOCK // 2)
+            values = torch.cat([blocks & 15, blocks >> 4], dim=2).flatten(1)[:, : self.in_size]
+        group = torch.arange(self.in_size, device=values.device) // self.group_size
+        weight = values.to(dtype) * self.scales.T[:, group].to(dtype)
+        if self.minima is not None:
+            weight += self.minima.T[:, group].to(dtype)
+        return weight

@@ -1,0 +1,202 @@
+"""Products with weights of 4 and 8 bits in Triton.
+
+Values are widened in registers to the activations' type, which holds all of them exactly, and
+multiplied by matrix units; the float32 result of each group of inputs is then scaled, and the
+group's minimum times the sum of its activations is added (the order of Marlin, arXiv 2408.11743,
+and of DeepSeek-V3's FP8 products, arXiv 2412.19437, which promote each block's sum so). No weight
+is rounded again, and activations are not rounded at all.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from pagelet.kernels.gpu.architectures import Architecture
+from pagelet.kernels.gpu.device import e4m3_to_float
+from pagelet.kernels.gpu.elements import NAMES, accumulator
+from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.linear.grouped import BLOCK, GroupedWeight
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def grouped_linear_kernel(
+    x,  # [num_tokens, K], the last dimension contiguous
+    values,  # [N, K] int8 or bytes of e4m3; or [N, ROW_BYTES], see GroupedWeight
+    scales,  # [groups, N]
+    minima,  # [groups, N], or None
+    bias,  # [N], or None
+    out,  # [num_tokens, N]
+    num_tokens,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs that share a scale
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # divides GROUP, or there is one group; of int4 a multiple of 64
+    STAGES: tl.constexpr,
+    KIND: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+):
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_columns = columns < N
+    in_rows = rows < num_tokens
+    # Of int4 one load of bytes has the inputs of two products.
+    PARTS: tl.constexpr = 2 if KIND == "int4" else 1
+    INNER: tl.constexpr = BLOCK_K // PARTS
+    inner = tl.arange(0, INNER)
+    x_at = x + rows[:, None].to(tl.int64) * x_stride + inner[None, :]
+    values_at = values + columns[None, :].to(tl.int64) * ROW_BYTES + inner[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    sums = tl.zeros((BLOCK_M,), ACCUMULATOR)  # of a row's activations, if one group has them all
+    DTYPE: tl.constexpr = ACCUMULATOR if UPCAST else x.dtype.element_ty
+    ONE_GROUP: tl.constexpr = GROUP >= K
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        loaded = tl.load(
+            values_at + start // PARTS,
+            mask=in_columns[None, :] & (inner < ROW_BYTES - start // PARTS)[:, None],
+            other=0,
+        )
+        for part in tl.static_range(PARTS):
+            first = start + part * INNER
+            tile = tl.load(
+                x_at + first, mask=in_rows[:, None] & (inner < K - first)[None, :], other=0
+            ).to(DTYPE)
+            if KIND == "fp8":
+                wide = e4m3_to_float(loaded)
+            elif KIND == "int4":
+                wide = (loaded & 15) if part == 0 else (loaded >> 4)
+            else:
+                wide = loaded
+            wide = wide.to(tl.float32).to(DTYPE)
+            if ONE_GROUP:
+                total = tl.dot(tile, wide, total, input_precision="ieee", out_dtype=ACCUMULATOR)
+                if minima is not None:
+                    sums += tl.sum(tile.to(ACCUMULATOR), 1)
+            else:
+                product = tl.dot(tile, wide, input_precision="ieee", out_dtype=ACCUMULATOR)
+                at = first // GROUP * N + columns
+                # A padded half block at the end of int4 has no group.
+                scaled = in_columns & (first < K)
+                total += product * tl.load(scales + at, mask=scaled, other=0)[None, :]
+                if minima is not None:
+                    minimum = tl.load(minima + at, mask=scaled, other=0)
+                    total += tl.sum(tile.to(ACCUMULATOR), 1)[:, None] * minimum[None, :]
+    if ONE_GROUP:
+        total *= tl.load(scales + columns, mask=in_columns, other=0)[None, :]
+        if minima is not None:
+            total += sums[:, None] * tl.load(minima + columns, mask=in_columns, other=0)[None, :]
+    if bias is not None:
+        total += tl.load(bias + columns, mask=in_columns, other=0).to(ACCUMULATOR)[None, :]
+    out_at = out + rows[:, None].to(tl.int64) * N + columns[None, :]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
+
+
+def grouped_linear(
+    x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `reference.grouped_linear`."""
+    num_tokens = x.shape[0]
+    out_size, in_size = weight.shape
+    assert x.shape[1] == in_size, (x.shape, weight.shape)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
+    values = weight.values
+    tile = choose_tile(architecture(x.device), num_tokens, weight, x.dtype.itemsize)
+    launch(
+        grouped_linear_kernel,
+        (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows)),
+        x,
+        values.view(torch.uint8) if weight.kind == "fp8" else values,
+        weight.scales,
+        weight.minima,
+        bias,
+        out,
+        num_tokens,
+        x.stride(0),
+        N=out_size,
+        K=in_size,
+        ROW_BYTES=values.shape[1],
+        GROUP=weight.group_size,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
+        STAGES=tile.stages,
+        KIND=weight.kind,
+        UPCAST=INTERPRETED,
+        ACCUMULATOR=accumulator(x.dtype),
+        num_warps=tile.warps,
+    )
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Of the product."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+# By the number of tokens: a decode of few rows has as many programs as it can to read the weights.
+_TILES = (
+    (16, Tile(16, 32, 128, 4, 4)),
+    (64, Tile(64, 64, 64, 4, 3)),
+    (1 << 62, Tile(128, 64, 64, 8, 3)),
+)
+
+
+def choose_tile(
+    target: Architecture, num_tokens: int, weight: GroupedWeight, itemsize: int
+) -> Tile:
+    """With the inner dimension that the groups allow, and as many stages as fit into the
+    architecture's shared memory."""
+    tile = next(tile for most, tile in _TILES if num_tokens <= most)
+    inner = tile.inner
+    if weight.group_size < weight.in_size:
+        while weight.group_size % (inner // 2 if weight.kind == "int4" else inner):
+            inner //= 2
+    if weight.kind == "int4":
+        inner = BLOCK  # as its values are packed
+    stage = tile.rows * inner * itemsize + tile.columns * inner * (1 + itemsize)
+    stages = max(1, min(tile.stages, target.shared_bytes // stage))
+    return dataclasses.replace(tile, inner=inner, stages=stages)
+
+
+def examples() -> Iterator[Example]:
+    """A layer of 4096 to 14336 in each form, for a decode and for a prompt."""
+    out_size, in_size, dtype = 14336, 4096, torch.bfloat16
+
+    def weight(kind: str, group: int, minima: bool) -> GroupedWeight:
+        stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]
+        values = fake(out_size, in_size // 2 if kind == "int4" else in_size, dtype=stored)
+        scales = fake(in_size // group, out_size, dtype=torch.float32)
+        lowest = scales if minima else None
+        return GroupedWeight(kind, values, scales, lowest, group, in_size)  # type: ignore[arg-type]
+
+    for kind, group, minima in (
+        ("int4", 128, True),
+        ("int4", 32, True),
+        ("int8", 32, False),
+        ("int8", in_size, False),
+        ("fp8", 128, False),
+        ("fp8", in_size, False),
+    ):
+        for tokens in (16, 512):
+            groups = "one group" if group == in_size else f"groups of {group}"
+            x = fake(tokens, in_size, dtype=dtype)
+            yield Example(
+                f"{kind}, {groups}, {tokens} tokens, {NAMES[dtype]}",
+                partial(grouped_linear, x, weight(kind, group, minima)),
+            )

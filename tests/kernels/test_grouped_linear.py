@@ -1,0 +1,90 @@
+"""Products with quantised weights equal the reference on the weight's exact numbers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagelet.kernels.linear import grouped_linear, linear
+from pagelet.kernels.linear.grouped import GroupedWeight
+from support.tolerance import TOLERANCE
+
+KINDS = ["int4", "int8", "fp8"]
+
+
+def random_weight(
+    kind: str, out_size: int, in_size: int, group: int | None, seed: int
+) -> GroupedWeight:
+    """Without `group`, one group has all inputs."""
+    random = torch.Generator().manual_seed(seed)
+    shape = out_size, in_size
+    size = group or -(-in_size // 64) * 64
+    scales = torch.rand(-(-in_size // size), out_size, generator=random) + 0.5
+    if kind == "int4":
+        values = torch.randint(0, 16, shape, generator=random, dtype=torch.uint8)
+        minima = -8 * torch.rand(scales.shape, generator=random)
+        return GroupedWeight.from_int4(values, scales / 8, minima, size)
+    if kind == "int8":
+        values = torch.randint(-128, 128, shape, generator=random, dtype=torch.int8)
+        return GroupedWeight("int8", values, scales / 100, None, size, in_size)
+    values = torch.randn(shape, generator=random).to(torch.float8_e4m3fn)
+    return GroupedWeight("fp8", values, scales, None, size, in_size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    num_tokens=st.sampled_from([0, 1, 3, 17, 70]),
+    out_size=st.integers(1, 70),
+    in_size=st.integers(1, 7).map(lambda n: 32 * n) | st.integers(1, 200),
+    group=st.sampled_from([32, 64, 128, None]),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=12, deadline=None)
+def test_triton_equals_the_reference(
+    kind: str,
+    dtype: torch.dtype,
+    num_tokens: int,
+    out_size: int,
+    in_size: int,
+    group: int | None,
+    bias: bool,
+    seed: int,
+) -> None:
+    weight = random_weight(kind, out_size, in_size, group, seed)
+    random = torch.Generator().manual_seed(seed)
+    # Between the columns of something wider, all else of which is poisoned.
+    wide = torch.full((num_tokens, in_size + 3), torch.nan, dtype=dtype)
+    x = wide[:, :in_size].copy_(torch.randn(num_tokens, in_size, generator=random))
+    of_outputs = torch.randn(out_size, generator=random).to(dtype) if bias else None
+    expected = grouped_linear.implementations["reference"](x, weight, of_outputs)
+    actual = grouped_linear.implementations["triton"](x, weight, of_outputs)
+    # Sums of some hundred products round by their size, not by that of the result.
+    scale = in_size**0.5 * 4
+    torch.testing.assert_close(actual / scale, expected / scale, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("group", [32, None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_the_linear_layer_on_the_floats(kind: str, group: int | None) -> None:
+    weight = random_weight(kind, 9, 100, group, 3)
+    x = torch.randn(4, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    floats = weight.dequantize(torch.float64)
+    assert floats.shape == weight.shape
+    expected = linear(x, floats, torch.ones(9, dtype=torch.float64))
+    actual = grouped_linear(x, weight, torch.ones(9, dtype=torch.float64))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_one_form_join_and_others_do_not(kind: str) -> None:
+    first, second = random_weight(kind, 5, 96, 32, 0), random_weight(kind, 7, 96, 32, 1)
+    joined = first.join(second)
+    assert joined is not None
+    expected = torch.cat([weight.dequantize(torch.float32) for weight in (first, second)])
+    assert torch.equal(joined.dequantize(torch.float32), expected)
+    assert joined.nbytes == first.nbytes + second.nbytes
+    assert first.join(random_weight(kind, 7, 96, 64, 1)) is None
+    other = KINDS[(KINDS.index(kind) + 1) % 3]
+    assert first.join(random_weight(other, 7, 96, 32, 1)) is None
