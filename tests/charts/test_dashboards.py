@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from pagelet.operator.metrics import Metrics as OperatorMetrics
+from pagelet.operator.planning.autoscaling import demand_query
 from pagelet.protocol.exposition import CONTENT_TYPE
+from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.router_metrics import DEMAND
 from support.exported import exported_samples, names_in
 from support.fleet import MODEL, in_order, replica, router, running
 from support.processes import wait_for
-from support.prometheus import Prometheus, prometheus
+from support.prometheus import NAMESPACE, Prometheus, prometheus
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "charts/pagelet/dashboards"
@@ -165,7 +169,7 @@ def test_every_panel_returns_a_series_under_load(file: Path, scraped: Prometheus
 def test_every_choice_of_a_dashboard_has_values(scraped: Prometheus) -> None:
     for file in FILES:
         for variable in json.loads(file.read_text())["templating"]["list"]:
-            if variable["type"] == "query" and variable["name"] != "namespace":
+            if variable["type"] == "query":
                 metric, label = variable["definition"][len("label_values(") : -1].split(", ")
                 assert scraped.query(f'{metric}{{{label}!=""}}'), variable
 
@@ -173,6 +177,15 @@ def test_every_choice_of_a_dashboard_has_values(scraped: Prometheus) -> None:
 def test_what_is_shipped_for_vllm_returns_series(scraped: Prometheus) -> None:
     queries = list(queries_for_vllm())
     assert [query for query in queries if not scraped.query(query)] == []
+
+
+def test_what_keda_asks_is_the_demand_that_the_router_tells(scraped: Prometheus) -> None:
+    service = SimpleNamespace(namespace=NAMESPACE, name=MODEL)
+    pools = f'{{service="{MODEL}",pool="default"}}'
+    wait_for(lambda: scraped.query(f"{DEMAND}{pools} > 0"))
+    asked = demand_query(cast("InferenceService", service)).replace('"stable"', '"default"')
+    (answer,) = scraped.query(f"max_over_time(({asked})[5s:1s])")
+    assert 0 < float(answer["value"][1]) < 2  # four streams at a time
 
 
 def test_no_alert_is_about_to_fire_while_all_is_well(scraped: Prometheus) -> None:

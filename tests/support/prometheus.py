@@ -29,6 +29,10 @@ def _program(program: Program) -> str:
     pytest.skip(f"{program.name} was not built here yet: `make e2e` does that")
 
 
+NAMESPACE = "test"
+"""Label of everything that is scraped, as in a cluster."""
+
+
 class Prometheus:
     """What runs at `url`."""
 
@@ -58,7 +62,10 @@ def prometheus(
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": list(targets)}]}
+            {
+                "job_name": job,
+                "static_configs": [{"targets": list(targets), "labels": {"namespace": NAMESPACE}}],
+            }
             for job, targets in jobs.items()
         ],
     }
