@@ -163,7 +163,9 @@ def _plot(cases: Sequence[Case], path: Path) -> None:
                 if case.is_usual:
                     hours = [when / 3600 for when, _ in case.counts]
                     counts = [count for _, count in case.counts]
-                    day.step(hours, counts, where="post", label=method.name, lw=1)
+                    day.step(
+                        hours, counts, where="post", label=method.name, lw=1, zorder=9 - number
+                    )
             cost.plot(
                 [case.figures.replica_hours for case in found],
                 [max(0.1, case.figures.wait_p99) for case in found],

@@ -35,7 +35,7 @@ class Hardware:
     kv_tokens: int = 100_000
     startup_seconds: float = 60.0
     queue_size: int = 1024
-    queue_seconds: float = 60.0
+    queue_seconds: float = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
