@@ -8,6 +8,7 @@ stages before it are told by the executor.
 import argparse
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -19,20 +20,16 @@ import msgspec
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.messages import (
     FromWorker,
-    StepResult,
     ToWorker,
     WorkerBeat,
     WorkerFailed,
     WorkerLaunch,
-    WorkerMasks,
     WorkerReady,
     WorkerStage,
-    WorkerStep,
-    WorkerTokens,
 )
-from pagelet.engine.executor.progress import IDLE, Progress
+from pagelet.engine.executor.progress import Progress
+from pagelet.engine.executor.step_loop import StepLoop
 from pagelet.engine.executor.watch import BEAT_SECONDS
-from pagelet.engine.step import TokenMasks
 from pagelet.process.child import ParentLink
 from pagelet.process.frames import recv_frame, send_frame
 
@@ -60,11 +57,9 @@ class ExecutorLink:
         """Blocks for the next message. Raises `EOFError` when the executor is gone."""
         return recv_frame(self._socket, self._decoder)
 
-    def receive_masks(self) -> TokenMasks:
-        """Of the plan that was the last message."""
-        message = self.receive()
-        assert isinstance(message, WorkerMasks), "masks follow their plan at once"
-        return message.masks
+    def has_message(self) -> bool:
+        """Whether `receive` would find one on its way, or the end."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
@@ -108,22 +103,9 @@ def serve(
     except ConfigurationError as error:
         parent.fail(str(error))
     link.send(WorkerReady(runner.layout, runner.num_blocks, runner.info))
-    while True:
-        try:
-            with progress.being(IDLE):
-                message = link.receive()
-        except EOFError:
-            # Not through the collectives' own shutdown, which waits for ranks that may hang.
-            os._exit(0)
-        match message:
-            case WorkerStep(plan):
-                output = runner.execute(plan, link.receive_masks)
-                if launch.place.reports:
-                    link.send(StepResult(output))
-            case WorkerTokens(request_ids, positions, token_ids):
-                runner.take_tokens(request_ids, positions, token_ids)
-            case WorkerMasks():
-                raise AssertionError("masks without a plan that waits for them")
+    StepLoop(runner, link, progress, reports=launch.place.reports).run()
+    # Not through the collectives' own shutdown, which waits for ranks that may hang.
+    os._exit(0)
 
 
 def main() -> None:
