@@ -7,7 +7,8 @@ from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
-from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
+from pagelet.engine.source import ModelFiles, resolve, resolve_model, resolve_tokenizer
+from pagelet.engine.speculation.vocabulary import check_vocabulary
 from pagelet.engine.structured.store import GrammarStore
 from pagelet.engine.structured.vocabulary import make_vocabulary
 from pagelet.engine.weights.load_config import load_model_config
@@ -26,6 +27,7 @@ def build_core(
         files = resolve_model(options, download_progress(stage))
         config = load_model_config(files, options.model)
         num_real_tokens = _num_real_tokens(options, files)
+        _check_draft(options, files, download_progress(stage))
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error
     max_model_len = context_length(config, options.model.max_model_len)
@@ -49,6 +51,19 @@ def _num_real_tokens(options: EngineOptions, files: ModelFiles) -> int | None:
     if options.runner == "simulated" or (own is None and files.format == "gguf"):
         return None
     return load_tokenizer(resolve_tokenizer(options, files)).max_token_id + 1
+
+
+def _check_draft(
+    options: EngineOptions, files: ModelFiles, progress: Callable[[int, int], None]
+) -> None:
+    """Finds, and has downloaded, the draft model that the options ask for, if any."""
+    if options.speculation is None or options.speculation.model is None:
+        return
+    dummy = options.model.load_format == "dummy"
+    draft = resolve(options.speculation.model, progress, weights=not dummy)
+    if not dummy:
+        model_tokenizer = load_tokenizer(resolve_tokenizer(options, files))
+        check_vocabulary(model_tokenizer, load_tokenizer(draft))
 
 
 def download_progress(stage: Callable[[str], None]) -> Callable[[int, int], None]:

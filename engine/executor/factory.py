@@ -25,12 +25,18 @@ def make_executor(
     `num_real_tokens` is the tokenizer's size, where the vocabulary is padded beyond
     it. Raises `ConfigurationError` or `ExecutorFailed`.
     """
+    drafts = options.speculation is not None and options.speculation.method == "draft_model"
+    if drafts and options.parallel.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            "a draft model does not run beside a pipeline: take the method ngram, or leave "
+            "--pipeline-parallel-size out"
+        )
     if options.runner == "simulated":
         if config.pooling is not None:
             raise ConfigurationError("--runner simulated only generates: give --task generate")
         from pagelet.engine.runner.simulated import SimulatedExecutor
 
-        if options.speculation is not None and options.speculation.method == "draft_model":
+        if drafts:
             raise ConfigurationError(
                 "the simulated runner runs no draft model: take the method ngram, or none"
             )

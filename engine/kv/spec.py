@@ -28,11 +28,13 @@ class KVLayout:
     """Tensors of pages; at least the size of the largest group."""
     page_bytes: int
     """2 x block_size x num_kv_heads x head_dim x bytes of an element."""
+    draft_bytes: int = 0
+    """A draft model's pages of one block."""
 
     @property
     def block_bytes(self) -> int:
         """Memory that one block id stands for."""
-        return self.num_slots * self.page_bytes
+        return self.num_slots * self.page_bytes + self.draft_bytes
 
     def place(self, layer: int) -> tuple[int, int]:
         """The group and the tensor of a layer."""

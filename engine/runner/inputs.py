@@ -1,6 +1,7 @@
 """From a step's plan to the tensors of a forward pass, without a Python loop over tokens."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,11 @@ class StepInputs:
         return requests, tokens, self.seq_lens[requests] - before_last
 
 
-def build_inputs(plan: SchedulerOutput, rows: RequestRows) -> StepInputs:
-    """Gathers a step's tokens, positions, slots and block tables from the state rows."""
+def build_inputs(
+    plan: SchedulerOutput, rows: RequestRows, groups: Sequence[int] | None = None
+) -> StepInputs:
+    """Gathers a step's tokens, positions, slots and block tables from the state rows; of these KV
+    groups, or of all."""
     device = rows.token_ids.device
     row_index = rows.find(entry.request_id for entry in plan.scheduled)  # [num_reqs]
     num_reqs = len(row_index)
@@ -72,7 +76,8 @@ def build_inputs(plan: SchedulerOutput, rows: RequestRows) -> StepInputs:
     seq_lens_device = to_device(seq_lens.astype(np.int32), device)
     query_lens_cpu, seq_lens_cpu = query_lens.tolist(), seq_lens.tolist()
     attention = []
-    for table in rows.block_tables:
+    tables = rows.block_tables if groups is None else [rows.block_tables[i] for i in groups]
+    for table in tables:
         block_of_token = table[row_of_token, block_index]
         assert block_of_token.all(), "a token would be written to the null block"
         slots = block_of_token.astype(np.int64) * block_size + in_block

@@ -1,7 +1,9 @@
 """Runs steps: state rows, forward pass, sampling."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +34,12 @@ from pagelet.engine.runner.cpu_forward import (
     why_not_recorded,
 )
 from pagelet.engine.runner.device import choose_device, choose_dtype, to_device
+from pagelet.engine.runner.draft_model import (
+    DraftModel,
+    DraftSource,
+    check_draft,
+    draft_layout,
+)
 from pagelet.engine.runner.graphs import (
     Forward,
     GraphBackend,
@@ -84,14 +92,15 @@ class ModelRunner:
         num_real_tokens: int | None = None,
         stage: Callable[[str], None] = lambda text: None,
         graphs: GraphBackend | None = None,
+        draft: DraftSource | None = None,
     ) -> None:
         """Loads the weights and makes the KV cache.
 
         `weights` are the checkpoint's full tensors, or None for random ones. `num_real_tokens` is
         the tokenizer's size, if the vocabulary is padded beyond it. `stage` is told what the
         start-up is at. Decode steps are captured by `graphs`, by default those of the device, if it
-        has any. Raises `ConfigurationError` if the model cannot be built so, the checkpoint
-        does not fit it, or memory does not suffice.
+        has any. `draft` is a model that proposes tokens. Raises `ConfigurationError` if a model
+        cannot be built so, a checkpoint does not fit it, or memory does not suffice.
         """
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
         tp, self._pp = ranks.tp, ranks.pp
@@ -113,8 +122,7 @@ class ModelRunner:
             ranks,
             packings,
             lora,
-            # Kept quantised on a CPU without its library, weights would be widened every step.
-            keep_quantized=self.device.type == "cuda" and options.model.quantization == "auto",
+            quantization=options.model.quantization,
         )
         self._adapters: Adapters | None = None
         if lora is not None:
@@ -122,6 +130,13 @@ class ModelRunner:
         stage("making the KV cache")
         layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
         self.layout = stage_layout(kv_layout(config, block_size, kv_dtype, tp.size), layers)
+        self._draft: DraftModel | None = None
+        own_bytes = self._model.weight_bytes
+        if draft is not None:
+            check_draft(draft.config, self.layout, max_model_len)
+            draft_model, pages, draft_kv_dtype = self._load_draft(draft, options)
+            self.layout = dataclasses.replace(self.layout, draft_bytes=pages.block_bytes)
+            own_bytes += draft_model.weight_bytes
         page_shape = (
             kv_heads_per_rank(config.num_kv_heads, tp.size),
             block_size,
@@ -146,7 +161,8 @@ class ModelRunner:
         if measurable(self.device):
             stage("measuring the largest step")
             self._kv = make_cache(NUM_BLOCKS)
-            self._forward = self._eager_forward = self._make_forward(options, max_model_len)
+            self._forward = self._make_forward(self._model, self._kv, options, max_model_len)
+            self._eager_forward = self._forward
             activations = self._measure_worst_step(options, max_model_len)
             if graphs is not None:
                 activations += graph_bytes(config, sizes, max_model_len, self.dtype)
@@ -154,7 +170,7 @@ class ModelRunner:
             activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
             options.cache,
-            read_device_memory(self.device, self._model.weight_bytes, options.cpu),
+            read_device_memory(self.device, own_bytes, options.cpu),
             activations + adapter_bytes(config, options.lora, self.dtype),
             self.layout,
             max_model_len,
@@ -163,7 +179,8 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
         self._kv = make_cache(self.num_blocks)
-        self._forward = self._eager_forward = self._make_forward(options, max_model_len)
+        self._forward = self._make_forward(self._model, self._kv, options, max_model_len)
+        self._eager_forward = self._forward
         if graphs is not None:
             self._forward = GraphForward(
                 self._forward,
@@ -174,6 +191,25 @@ class ModelRunner:
                 max_model_len=max_model_len,
                 device=self.device,
                 stage=stage,
+            )
+        if draft is not None:
+            page_shape = (
+                draft.config.num_kv_heads,
+                block_size,
+                token_size(draft.config.head_dim, draft_kv_dtype),
+            )
+            draft_layers = range(draft.config.num_layers)
+            draft_kv = _make_kv_cache(
+                pages, draft_layers, self.num_blocks, page_shape, draft_kv_dtype, self.device
+            )
+            self._draft = DraftModel(
+                draft_model,
+                self._make_forward(draft_model, draft_kv, options, max_model_len),
+                self._rows,
+                self.layout,
+                self.num_blocks,
+                config.vocab_size,
+                options.scheduler.max_num_batched_tokens,
             )
         formats = self._model.linear_formats
         self.info = RunnerInfo(
@@ -191,13 +227,22 @@ class ModelRunner:
         self, quantization: Quantization, head_dim: int, block_size: int
     ) -> tuple[Packing, Packing] | None:
         """For layers and head; None if the model is to run on torch's operations."""
+        if quantization == "fp8" and self.device.type == "cpu":
+            raise ConfigurationError(
+                "--quantization fp8 is for a GPU: on a CPU give int8, which reads as few bytes"
+            )
         reason = why_not_recorded(self.device, self.dtype, head_dim, block_size)
         if reason is None:
             return choose_packing(quantization, self.dtype)
-        if quantization in ("int8", "int4"):
+        if quantization in ("int8", "int4") and self.device.type == "cpu":
             raise ConfigurationError(
                 f"--quantization {quantization} needs the CPU library, which cannot run this model "
                 f"here: {reason}. Leave --quantization out"
+            )
+        if quantization == "int4":
+            raise ConfigurationError(
+                "--quantization int4 is for the CPU: on a GPU give int8 or fp8, or take a "
+                "checkpoint of 4 bits (GPTQ, AWQ or GGUF) and leave --quantization out"
             )
         return None
 
@@ -219,18 +264,49 @@ class ModelRunner:
         self._rows.update(after)
         return peak
 
-    def _make_forward(self, options: EngineOptions, max_model_len: int) -> Forward:
-        if self._model.placement.packing is not None:
+    def _load_draft(
+        self, draft: DraftSource, options: EngineOptions
+    ) -> tuple[CausalLM, KVLayout, torch.dtype]:
+        """A draft model without a KV cache yet, and that cache's layout and dtype. Every rank has
+        all of it: it is small, and what it says need not be sent from one to another."""
+        assert options.speculation is not None
+        config, block_size = draft.config, options.cache.block_size
+        packings = self._choose_packings(
+            options.speculation.quantization, config.head_dim, block_size
+        )
+        kv_dtype = _choose_kv_dtype(
+            options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
+        )
+        model = _load_model(
+            config,
+            draft.weights,
+            self.dtype,
+            self.device,
+            ALONE,
+            packings,
+            quantization=options.speculation.quantization,
+        )
+        page_bytes = kv_layout(config, block_size, kv_dtype, 1).page_bytes
+        return model, draft_layout(config.num_layers, page_bytes), kv_dtype
+
+    def _make_forward(
+        self,
+        model: CausalLM,
+        kv: Mapping[int, KVBinding],
+        options: EngineOptions,
+        max_model_len: int,
+    ) -> Forward:
+        if model.placement.packing is not None:
             return CpuForward(
-                self._model,
-                self._kv,
+                model,
+                kv,
                 max_tokens=options.scheduler.max_num_batched_tokens,
                 max_requests=options.scheduler.max_num_seqs,
                 max_model_len=max_model_len,
-                num_groups=len(self.layout.groups),
+                num_groups=1 + max(binding.group for binding in kv.values()),
             )
-        return lambda input_ids, positions, attention: self._model.forward(
-            input_ids, positions, ForwardContext(attention, self._kv)
+        return lambda input_ids, positions, attention: model.forward(
+            input_ids, positions, ForwardContext(attention, kv)
         )
 
     @property
@@ -275,9 +351,14 @@ class ModelRunner:
                 masked = masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
             of_rows = hidden[to_device(last_tokens, self.device)]
             sampled = self._sample(of_rows, inputs.rows[sampling], positions, masked)
-        return LaunchedStep(
+        step = LaunchedStep(
             plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies, failed
         )
+        if self._draft is not None:
+            self._draft.forget_written(inputs)
+            if any(entry.num_proposals for entry in plan.scheduled):
+                self._draft.propose(plan, inputs, step.wait())
+        return step
 
     def take_tokens(
         self,
@@ -324,9 +405,9 @@ def _load_model(
     device: torch.device,
     ranks: Ranks,
     packings: tuple[Packing, Packing] | None,
-    lora: LoraBatch | None,
+    lora: LoraBatch | None = None,
     *,
-    keep_quantized: bool,
+    quantization: Quantization,
 ) -> CausalLM:
     try:
         with out_of_memory_named(
@@ -341,7 +422,9 @@ def _load_model(
                 packing,
                 head_packing,
                 lora,
-                keep_quantized=keep_quantized,
+                # On a CPU without its library such weights would be widened every step.
+                keep_quantized=device.type == "cuda" and quantization == "auto",
+                rounding=_rounding(quantization, device),
             )
             if weights is None:
                 model.init_dummy()
@@ -350,6 +433,22 @@ def _load_model(
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     return model
+
+
+def _rounding(quantization: Quantization, device: torch.device) -> Literal["int8", "fp8"] | None:
+    """What a GPU rounds the weights of linear layers to as it loads them."""
+    if device.type != "cuda" or quantization not in ("int8", "fp8"):
+        return None
+    return "int8" if quantization == "int8" else "fp8"
+
+
+def _rounding(
+    quantization: Quantization, device: torch.device
+) -> Literal["int8", "fp8"] | None:
+    """What a GPU rounds the weights of linear layers to as it loads them."""
+    if device.type != "cuda" or quantization not in ("int8", "fp8"):
+        return None
+    return "int8" if quantization == "int8" else "fp8"
 
 
 def _choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:

@@ -109,9 +109,17 @@ class LaunchedStep:
             tensors += [*chunk.rows.tensors, chunk.broken]
         tensors += pooled.values()
         self._wait = copies.begin(tensors)
+        self._output: RunnerOutput | None = None
+
+    def wait(self) -> list[SampledToken]:
+        """What the step brought, in the plan's order, to be added to before others get it."""
+        self._output = self.result()
+        return self._output.sampled
 
     def result(self) -> RunnerOutput:
         """What the step brought, in the plan's order; this is where the host waits."""
+        if self._output is not None:
+            return self._output
         copies = iter(self._wait())
         results = [SampledToken(entry.request_id, []) for entry in self._plan.scheduled]
         if self._sampled is not None:

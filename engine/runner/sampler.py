@@ -74,6 +74,14 @@ def sample_tokens(
     return Sampled(token_ids, broken, wanted.tolist(), logprobs)
 
 
+def guess_tokens(
+    logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
+) -> torch.Tensor:
+    """What each row would draw [num_rows] if these logits were the model's; grammars aside."""
+    adjust_logits(logits, rows, row_index, positions)
+    return _draw(logits, rows.params[row_index], positions)[0]
+
+
 def _draw(
     logits: torch.Tensor, params: ParamsArray, positions: IntArray
 ) -> tuple[torch.Tensor, torch.Tensor]:
