@@ -45,7 +45,7 @@ def store(vocabulary):
 
 @pytest.fixture
 def make_core(vocabulary, store):
-    def make(num_blocks=400, step_seconds=0.0, async_scheduling=True):
+    def make(num_blocks=400, step_seconds=0.0, async_scheduling=True, stages=1):
         options = EngineOptions(
             model=ModelOptions(source="simulated"),
             cache=CacheOptions(block_size=8),
@@ -54,6 +54,7 @@ def make_core(vocabulary, store):
             ),
         )
         options.simulated.step_seconds = step_seconds
+        options.parallel.pipeline_parallel_size = stages
         executor = SimulatedExecutor(options.simulated, vocabulary.size, num_blocks=num_blocks)
         return EngineCore(options, executor, 256, store)
 
@@ -97,14 +98,16 @@ def text_of(vocabulary, token_ids):
     return b"".join(vocabulary.tokens[token_id] for token_id in token_ids).decode()
 
 
-@pytest.mark.parametrize("async_scheduling", [True, False])
-def test_answers_match_alone_together_and_after_preemption(make_core, vocabulary, async_scheduling):
+@pytest.mark.parametrize(("async_scheduling", "stages"), [(True, 1), (False, 1), (True, 3)])
+def test_answers_match_alone_together_and_after_preemption(
+    make_core, vocabulary, async_scheduling, stages
+):
     wanted = [request(i, GRAMMAR if i % 3 else None) for i in range(1, 9)]
     alone = {}
     for each in wanted:
         core = make_core(async_scheduling=async_scheduling)
         alone |= run(core, [each])[0]
-    core = make_core(num_blocks=60, async_scheduling=async_scheduling)
+    core = make_core(num_blocks=60, async_scheduling=async_scheduling, stages=stages)
     preemptions = 0
     take_stats = core.scheduler.take_stats
 

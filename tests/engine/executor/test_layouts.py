@@ -13,6 +13,7 @@ from pagelet.engine.executor.base import Executor
 from pagelet.engine.model_config import ModelConfig
 from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.speculation import SpeculationOptions
 from support.ranks import LLAMA, MOE, make_ranks, ranks_options
 
 QWEN2 = dataclasses.replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, num_layers=3)
@@ -62,7 +63,7 @@ def serve(executor: Executor, options: Any) -> tuple[list[list[int]], dict[str, 
     options.scheduler.max_step_seconds = 1000.0  # so that the plans do not depend on the time
     core = EngineCore(options, executor, MAX_MODEL_LEN)
     outputs: dict[int, list[EngineCoreOutput]] = {index: [] for index in range(7)}
-    seen = {"preemptions": 0, "hits": 0, "in flight": 0}
+    seen = {"preemptions": 0, "hits": 0, "in flight": 0, "accepted drafts": 0}
     arriving = requests()
     try:
         step = 0
@@ -78,6 +79,8 @@ def serve(executor: Executor, options: Any) -> tuple[list[list[int]], dict[str, 
                 outputs[output.request_id].append(output)
             seen["preemptions"] += result.stats.num_preemptions
             seen["hits"] += result.stats.prefix_cache_hits
+            if (speculation := result.stats.speculation) is not None:
+                seen["accepted drafts"] += speculation.num_accepted_tokens
             core.kv.pool.check()
             step += 1
         assert core.kv.pool.num_free == core.kv.pool.num_usable
@@ -106,6 +109,10 @@ def test_tokens_are_those_of_one_process(
 ) -> None:
     cache = {"num_blocks": NUM_BLOCKS * (2 if config is GEMMA3 else 1)}
     options = ranks_options(tp_size, pp_size, expert_parallel=expert_parallel, **cache)
+    if pp_size > 1:  # guesses must not change a token either
+        options.speculation = SpeculationOptions(
+            method="ngram", prompt_lookup_min=1, prompt_lookup_max=2, adaptive=False
+        )
     executor = make_ranks(config, tp_size, pp_size, expert_parallel=expert_parallel, **cache)
     tokens, seen = serve(executor, options)
     expected = alone(config)
@@ -118,3 +125,4 @@ def test_tokens_are_those_of_one_process(
     assert seen["in flight"] == 2
     assert seen["hits"] >= 16
     assert seen["preemptions"] >= 1
+    assert (seen["accepted drafts"] > 0) == (pp_size > 1)
