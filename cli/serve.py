@@ -242,9 +242,10 @@ def serve(
     quantization: Annotated[
         Quantization,
         typer.Option(
-            help="Of the weights of linear layers, on CPU. auto: as in the checkpoint, so a GGUF "
-            "file's quantised blocks stay as they are; none: floats of --dtype; int8, int4: "
-            "quantised here, with scales for each 32 weights."
+            help="Of the weights of linear layers. auto: as in the checkpoint, so a GGUF "
+            "file's quantised blocks stay as they are; none: floats of --dtype; int8, int4 (on a "
+            "CPU), fp8 (on a GPU): quantised here, with scales for each 32 weights, or of fp8 for "
+            "each output."
         ),
     ] = "auto",
     max_model_len: Annotated[

@@ -13,7 +13,7 @@ from pagelet.protocol.speculation import SpeculationOptions
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 Task = Literal["auto", "generate", "embed", "score"]
-Quantization = Literal["auto", "none", "int8", "int4"]
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -35,8 +35,8 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Of the weights of linear layers. auto: what the checkpoint has: floats stay floats,
     and a GGUF file's quantised blocks stay as they are. none: everything as floats of `dtype`.
     int8: a scale for each 32 weights; int4: a scale and a minimum. Activations are rounded to int8
-    for the product with quantised weights. On a GPU auto keeps what is exact there, and int8 and int4
-    are refused."""
+    for the product with quantised weights. fp8, a scale for each output, is for a GPU, where auto
+    keeps what is exact, int4 is refused, and activations are not rounded."""
     max_model_len: PositiveInt | None = None
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
     load_format: Literal["auto", "dummy"] = "auto"

@@ -88,7 +88,8 @@ class ParallelLMHead:
     ) -> None:
         self.shard = VocabularyShard(vocab_size, placement.tp)
         sizes = [self.shard.num_rows]
-        self.weight = LinearWeight(sizes, hidden_size, placement, placement.head_packing)
+        unrounded = dataclasses.replace(placement, rounding=None)
+        self.weight = LinearWeight(sizes, hidden_size, unrounded, placement.head_packing)
         self._shares_table = tied_to is not None and placement.head_packing is None
         if tied_to is not None and self._shares_table:
             self.weight.tensor = tied_to.weight

@@ -22,7 +22,7 @@ class LinearWeight:
 
     It is packed as soon as its last part is there, so that a model is never in memory unpacked;
     parts that the checkpoint has quantised in different ways become products of their own. A weight
-    that is to be kept quantised without packing (`Placement.keep_quantized`) is made likewise.
+    that is quantised without packing (`Placement.keep_quantized`, `rounding`) is made likewise.
     """
 
     def __init__(
@@ -37,14 +37,16 @@ class LinearWeight:
         self.out_size = sum(part_sizes)
         self._part_sizes = list(part_sizes)
         self._packing = packing
-        self._keep_quantized = placement.keep_quantized and packing is None
+        self._is_kept = packing is None and (
+            placement.keep_quantized or placement.rounding is not None
+        )
         self._placement = placement
         self._parts: dict[int, StoredTensor] = {}
         self.packed: list[PackedLinear] = []
         """In the order of the outputs; empty without `packing`."""
         self.products: list[torch.Tensor | GroupedWeight] = []
         """In the order of the outputs, where a part is kept quantised; otherwise empty."""
-        waits = packing is not None or self._keep_quantized
+        waits = packing is not None or self._is_kept
         self.tensor = placement.empty(0 if waits else self.out_size, in_size)
         """[out_size, in_size]; without outputs if the weight is packed or quantised."""
 
@@ -76,7 +78,7 @@ class LinearWeight:
 
     def load(self, part: int, shard: StoredTensor) -> None:
         """Takes this rank's shard of a part, [outputs of the part, in_size]."""
-        if self._packing is None and not self._keep_quantized:
+        if self._packing is None and not self._is_kept:
             rows = torch.split(self.tensor, self._part_sizes)[part]
             rows.copy_(as_floats(shard, rows.dtype))
             return
@@ -123,7 +125,10 @@ def _pack(parts: Sequence[StoredTensor], packing: Packing) -> Iterator[PackedLin
 
 
 def _keep(part: StoredTensor, placement: Placement) -> torch.Tensor | GroupedWeight:
-    """A part on its device: quantised, if it can stay so exactly."""
+    """A part on its device: rounded as asked for, or quantised if it can stay so exactly."""
+    if placement.rounding is not None:
+        floats = as_floats(part, torch.float32)
+        return GroupedWeight.from_floats(floats, placement.rounding).to(placement.device)
     grouped = part.grouped() if isinstance(part, QuantizedTensor) else None
     if grouped is not None:
         return grouped.to(placement.device)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -36,6 +36,8 @@ class Placement:
     """Of the language-model head, which few bits harm most."""
     keep_quantized: bool = False
     """Without packing: what the checkpoint has quantised stays so where that is exact."""
+    rounding: Literal["int8", "fp8"] | None = None
+    """Without packing: linear layers are rounded to it as they are loaded, but for the head."""
     lora: LoraBatch | None = None
     """Where the linear layers learn of a step's adapters, if they may have any."""
 

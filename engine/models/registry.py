@@ -1,5 +1,7 @@
 """From a model's configuration to the model."""
 
+from typing import Literal
+
 import torch
 
 from pagelet.engine.layers.context import ALONE, Ranks
@@ -37,10 +39,11 @@ def build_model(
     lora: LoraBatch | None = None,
     *,
     keep_quantized: bool = False,
+    rounding: Literal["int8", "fp8"] | None = None,
 ) -> CausalLM:
     """The model with uninitialised weights, or one rank's part of it; for the CPU library
     with the packing of its linear layers and of its head, and with `lora` if its layers may have
-    adapters. `keep_quantized` is as in `Placement`.
+    adapters. `keep_quantized` and `rounding` are as in `Placement`.
 
     Raises ValueError for an architecture that is not here, for a rotary scaling that is not, and
     for parallel sizes that do not divide the model; each error names what would work.
@@ -59,6 +62,7 @@ def build_model(
         packing,
         head_packing,
         keep_quantized=keep_quantized,
+        rounding=rounding,
         lora=lora,
     )
     return MODELS[config.architecture](config, placement)

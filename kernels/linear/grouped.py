@@ -57,6 +57,21 @@ class GroupedWeight:
         packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
         return cls("int4", packed, scales, minima, group_size, in_size)
 
+    @classmethod
+    def from_floats(cls, weight: torch.Tensor, kind: Literal["int8", "fp8"]) -> "GroupedWeight":
+        """Rounded by the largest magnitude: int8 in groups of 32, e4m3 by output."""
+        weight = weight.float()
+        out_size, in_size = weight.shape
+        if kind == "fp8":
+            scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
+            values = (weight / scales).to(torch.float8_e4m3fn)
+            size = -(-in_size // BLOCK) * BLOCK
+            return cls("fp8", values, scales.T.contiguous(), None, size, in_size)
+        groups = functional.pad(weight, (0, -in_size % GROUP)).view(out_size, -1, GROUP)
+        scales = _scales(groups, 127)
+        values = (groups / scales).round().to(torch.int8).flatten(1)[:, :in_size].contiguous()
+        return cls("int8", values, scales.squeeze(2).T.contiguous(), None, GROUP, in_size)
+
     def to(self, device: torch.device) -> "GroupedWeight":
         """On a device."""
         minima = None if self.minima is None else self.minima.to(device)
@@ -93,3 +108,9 @@ class GroupedWeight:
         if self.minima is not None:
             weight += self.minima.T[:, group].to(dtype)
         return weight
+
+
+def _scales(groups: torch.Tensor, largest: float) -> torch.Tensor:
+    """With which the last dimension of float32 groups reaches `largest`; 1 for groups of zeros."""
+    bound = groups.abs().amax(dim=-1, keepdim=True)
+    return torch.where(bound > 0, bound / largest, 1)

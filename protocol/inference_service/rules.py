@@ -215,13 +215,18 @@ def _engine_rules(
         ),
         rule(
             at="accelerator",
-            holds=f"!has(self.accelerator) || !({engine}.quantization in ['int8', 'int4'])",
+            holds=f"!has(self.accelerator) || {engine}.quantization != 'int4'",
             message="quantization {quantization} is for the CPU: with an accelerator write auto, "
-            "or leave the accelerator out",
+            "int8 or fp8, or leave the accelerator out",
             values={"quantization": (f"{engine}.quantization", value(lambda e: e.quantization))},
-            check=lambda spec, engine: (
-                spec.accelerator is None or engine.quantization not in ("int8", "int4")
-            ),
+            check=lambda spec, engine: spec.accelerator is None or engine.quantization != "int4",
+        ),
+        rule(
+            at="accelerator",
+            holds=f"has(self.accelerator) || {engine}.quantization != 'fp8'",
+            message="quantization {quantization} needs an accelerator: on a CPU write int8",
+            values={"quantization": (f"{engine}.quantization", value(lambda e: e.quantization))},
+            check=lambda spec, engine: spec.accelerator is not None or engine.quantization != "fp8",
         ),
         rule(
             at="accelerator",

@@ -157,7 +157,7 @@ class EngineSpec(Part, kw_only=True):
     dtype: DType = "auto"
     """Of weights and activations."""
     quantization: Quantization = "auto"
-    """Of the weights of linear layers, on CPU."""
+    """Of the weights of linear layers; int4 is for the CPU, fp8 for an accelerator."""
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights, for speed tests."""
     max_model_len: PositiveInt | None = None

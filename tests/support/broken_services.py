@@ -206,10 +206,16 @@ BROKEN = [
     ),
     Broken(
         "quantization",
-        service(accelerator=GPUS, engine={"dataParallelSize": 2, "quantization": "int8"}),
+        service(accelerator=GPUS, engine={"dataParallelSize": 2, "quantization": "int4"}),
         "spec.accelerator",
-        "engine.quantization int8 is for the CPU: with an accelerator write auto, or leave the "
-        "accelerator out",
+        "engine.quantization int4 is for the CPU: with an accelerator write auto, int8 or fp8, or "
+        "leave the accelerator out",
+    ),
+    Broken(
+        "FP8 on a CPU",
+        service(engine={"quantization": "fp8"}),
+        "spec.accelerator",
+        "engine.quantization fp8 needs an accelerator: on a CPU write int8",
     ),
     Broken(
         "canary's quantization",
@@ -219,8 +225,8 @@ BROKEN = [
             canary={"weight": 1, "engine": {"dataParallelSize": 2, "quantization": "int4"}},
         ),
         "spec.canary",
-        "canary.engine.quantization int4 is for the CPU: with an accelerator write auto, or leave "
-        "the accelerator out",
+        "canary.engine.quantization int4 is for the CPU: with an accelerator write auto, int8 or "
+        "fp8, or leave the accelerator out",
     ),
     Broken(
         "canary's KV cache dtype",

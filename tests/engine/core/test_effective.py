@@ -101,6 +101,14 @@ def test_the_kv_cache_has_the_dtype_that_was_asked_for(
     assert got[".cache.kv_cache_memory_bytes"] == elements * token_bytes * config.head_dim // 8
 
 
+def test_fp8_weights_are_for_a_gpu() -> None:
+    options = tiny_options(load_format="dummy")
+    options.model.quantization = "fp8"
+    config = tiny_config(tiny_transformers_model("Llama"))
+    with pytest.raises(ConfigurationError, match="on a CPU give int8"):
+        ModelRunner(options, config, None, 128)
+
+
 def test_a_kv_cache_dtype_that_only_the_cpu_library_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGELET_KERNELS", "torch")
     options = tiny_options(load_format="dummy")
