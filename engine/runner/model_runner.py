@@ -442,22 +442,6 @@ def _rounding(quantization: Quantization, device: torch.device) -> Literal["int8
     return "int8" if quantization == "int8" else "fp8"
 
 
-def _rounding(
-    quantization: Quantization, device: torch.device
-) -> Literal["int8", "fp8"] | None:
-    """What a GPU rounds the weights of linear layers to as it loads them."""
-    if device.type != "cuda" or quantization not in ("int8", "fp8"):
-        return None
-    return "int8" if quantization == "int8" else "fp8"
-
-
-def _rounding(quantization: Quantization, device: torch.device) -> Literal["int8", "fp8"] | None:
-    """What a GPU rounds the weights of linear layers to as it loads them."""
-    if device.type != "cuda" or quantization not in ("int8", "fp8"):
-        return None
-    return "int8" if quantization == "int8" else "fp8"
-
-
 def _choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:
     """`dtype` is that of activations; `recorded` says that the CPU library runs the model."""
     if asked == "auto":
