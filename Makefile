@@ -19,7 +19,7 @@ test: install ## Run all tests; ARGS="tests/engine -k scheduler" to run some
 
 e2e: install ## Test all of it on a real Kubernetes cluster, which it brings up; ARGS="-k walkthrough"
 	@$(BIN)/pytest e2e -s -rs $(ARGS)
-	@$(if $(ARGS),,$(BIN)/pytest -rs tests/operator tests/router/replicas/test_kubernetes.py)
+	@$(if $(ARGS),,E2E_BUILD=1 $(BIN)/pytest -rs tests/operator tests/charts tests/router/replicas/test_kubernetes.py)
 
 lint: install ## ruff, mypy --strict, and the rules on which room may import which
 	$(BIN)/ruff check .
