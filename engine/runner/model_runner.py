@@ -161,7 +161,9 @@ class ModelRunner:
         if measurable(self.device):
             stage("measuring the largest step")
             self._kv = make_cache(NUM_BLOCKS)
-            self._forward = self._make_forward(self._model, self._kv, options, max_model_len)
+            self._forward = self._make_forward(
+                self._model, self._kv, len(self.layout.groups), options, max_model_len
+            )
             self._eager_forward = self._forward
             activations = self._measure_worst_step(options, max_model_len)
             if graphs is not None:
@@ -179,7 +181,9 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
         self._kv = make_cache(self.num_blocks)
-        self._forward = self._make_forward(self._model, self._kv, options, max_model_len)
+        self._forward = self._make_forward(
+            self._model, self._kv, len(self.layout.groups), options, max_model_len
+        )
         self._eager_forward = self._forward
         if graphs is not None:
             self._forward = GraphForward(
@@ -204,7 +208,7 @@ class ModelRunner:
             )
             self._draft = DraftModel(
                 draft_model,
-                self._make_forward(draft_model, draft_kv, options, max_model_len),
+                self._make_forward(draft_model, draft_kv, 1, options, max_model_len),
                 self._rows,
                 self.layout,
                 self.num_blocks,
@@ -293,9 +297,11 @@ class ModelRunner:
         self,
         model: CausalLM,
         kv: Mapping[int, KVBinding],
+        num_groups: int,
         options: EngineOptions,
         max_model_len: int,
     ) -> Forward:
+        """Over pages of `num_groups` KV groups, in some of which a pipeline stage has no layer."""
         if model.placement.packing is not None:
             return CpuForward(
                 model,
@@ -303,7 +309,7 @@ class ModelRunner:
                 max_tokens=options.scheduler.max_num_batched_tokens,
                 max_requests=options.scheduler.max_num_seqs,
                 max_model_len=max_model_len,
-                num_groups=1 + max(binding.group for binding in kv.values()),
+                num_groups=num_groups,
             )
         return lambda input_ids, positions, attention: model.forward(
             input_ids, positions, ForwardContext(attention, kv)
