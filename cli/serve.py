@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
+from pagelet.cli.serve_checks import check_lora, parse_lora_module, parse_score_tokens
 from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
     CacheOptions,
@@ -17,6 +18,7 @@ from pagelet.protocol.config import (
     EngineOptions,
     KVCacheDType,
     KVEventsOptions,
+    LoraOptions,
     ModelOptions,
     ParallelOptions,
     Quantization,
@@ -30,6 +32,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # The defaults of options are those of the typed configuration.
 _CACHE, _SCHEDULER, _PARALLEL = CacheOptions(), SchedulerOptions(), ParallelOptions()
+_LORA = LoraOptions()
 _SIMULATED, _SERVE = SimulatedRunnerOptions(), ServeSettings()
 _ORIGIN = re.compile(
     r"\*|[a-z][a-z0-9+.-]*://([^/\s:@?#\[\]]+|\[[0-9a-f:]+\])(:\d+)?", re.IGNORECASE
@@ -56,12 +59,6 @@ def _parse_block_size(text: str) -> int:
     if text not in ("8", "16", "32", "64", "128"):
         raise typer.BadParameter(f"{text} is not one of 8, 16, 32, 64 and 128")
     return int(text)
-
-
-def _parse_score_tokens(text: str) -> str:
-    if len(words := text.split(",")) != 2 or not all(words):
-        raise typer.BadParameter(f"{text!r} is not two words with a comma between, such as no,yes")
-    return text
 
 
 def _check_share(value: float | None) -> float | None:
@@ -272,10 +269,39 @@ def serve(
         str | None,
         typer.Option(
             metavar="NO,YES",
-            parser=_parse_score_tokens,
+            parser=parse_score_tokens,
             help="Score by how likely a generating model says YES rather than NO.",
         ),
     ] = None,
+    # LoRA
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Serve adapters of the model, chosen by name.")
+    ] = _LORA.enabled,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            parser=parse_lora_module,
+            help="An adapter, as PEFT saves it, and the name that requests use; may be repeated.",
+        ),
+    ] = None,
+    max_loras: Annotated[
+        int, typer.Option(min=1, help="Most different adapters in one step.")
+    ] = _LORA.max_loras,
+    max_cpu_loras: Annotated[
+        int,
+        typer.Option(min=1, help="Most adapters in memory; others are read again when needed."),
+    ] = _LORA.max_cpu_loras,
+    max_lora_rank: Annotated[
+        int, typer.Option(min=1, help="Largest rank of an adapter.")
+    ] = _LORA.max_rank,
+    allow_lora_updates: Annotated[
+        bool,
+        typer.Option(
+            "--allow-lora-updates",
+            help="Let requests load and unload adapters while the server runs.",
+        ),
+    ] = _LORA.allow_updates,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU if there is one.")
     ] = "auto",
@@ -521,6 +547,16 @@ def serve(
             topic=kv_events_topic,
         ),
         speculation=speculative_config,
+        lora=check_lora(
+            LoraOptions(
+                enabled=enable_lora,
+                modules=dict(module.split("=", 1) for module in lora_modules or ()),
+                max_loras=max_loras,
+                max_cpu_loras=max_cpu_loras,
+                max_rank=max_lora_rank,
+                allow_updates=allow_lora_updates,
+            )
+        ),
         runner=runner,
         simulated=SimulatedRunnerOptions(
             step_seconds=simulated_step_seconds,

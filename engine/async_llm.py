@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
+from pagelet.engine.adapters import AdapterRegistry
 from pagelet.engine.core.client import CoreClient
 from pagelet.engine.core.heartbeat import HeartbeatReader
+from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import ModelConfig, context_length
 from pagelet.engine.observer import EngineObserver, RequestTimes
@@ -34,6 +36,7 @@ from pagelet.protocol.engine import (
     EngineCoreRequest,
     SchedulerStats,
 )
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.structured import StructuredOutput
 from pagelet.text.bundle import EncodedBundle, TokenizerBundle
 from pagelet.text.tokenizer import Tokenizer
@@ -151,6 +154,7 @@ class AsyncLLM:
         self.served_model_names = options.model.served_model_names or [files.name]
         self.processor = Processor(config, tokenizer, self.max_model_len, files, options.model)
         self.prompts = self.processor.prompts
+        self.adapters = AdapterRegistry(config, options.lora)
         self._observer = observer
         self._outputs = OutputProcessor(tokenizer, observer)
         self._engines: list[_Engine] = []
@@ -181,6 +185,10 @@ class AsyncLLM:
         config = load_model_config(files, options.model)
         tokenizer = load_tokenizer(resolve_tokenizer(options, files))
         llm = cls(options, files, config, tokenizer, observer or EngineObserver(), step_timeout)
+        for name, folder in options.lora.modules.items():
+            if name in llm.served_model_names:
+                raise ConfigurationError(f"--lora-modules {name}=...: is the model's own name")
+            llm.adapters.add(await asyncio.to_thread(llm.adapters.read, name, folder))
         for index, (path, beat) in enumerate(zip(socket_paths, heartbeat_paths, strict=True)):
             llm._engines.append(_Engine(CoreClient(index, path, llm), HeartbeatReader(beat)))
         return llm
@@ -253,6 +261,7 @@ class AsyncLLM:
         shared_prefix_tokens: int = 0,
         add_special_tokens: bool = True,
         so_far: Sequence[AnswerSoFar] | None = None,
+        lora: LoraAdapter | None = None,
     ) -> RequestStream:
         """Starts the answers to a prompt, or goes on with those that another engine began: the
         deltas are then what is missing of them.
@@ -274,6 +283,8 @@ class AsyncLLM:
             arrival_time=arrival,
             so_far=so_far,
         )
+        for request in requests:
+            request.lora = lora
         wanted = [
             (index, request)
             for index, request in enumerate(requests)
@@ -293,6 +304,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         shared_prefix_tokens: int = 0,
+        lora: LoraAdapter | None = None,
     ) -> RequestStream:
         """Starts to compute a prompt's vector, which the stream's only delta has in `pooled`.
 
@@ -306,6 +318,7 @@ class AsyncLLM:
             shared_prefix_tokens=shared_prefix_tokens,
             arrival_time=time.monotonic(),
         )
+        request.lora = lora
         return self._start([(0, request)], len(prompt))
 
     def _start(

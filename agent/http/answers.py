@@ -70,6 +70,7 @@ class Answers:
         if hints.seed is not None and sampling.seed is None:
             sampling.seed = hints.seed
         so_far = None if hints.resume is None else self._so_far(hints.resume)
+        lora = self._server.adapter_of(body.model)
 
         async def start_one(number: int, prompt: Prompt) -> None:
             self._streams[number] = stream = await self._server.llm.generate(
@@ -81,6 +82,7 @@ class Answers:
                 shared_prefix_tokens=hints.shared_prefix_tokens,
                 add_special_tokens=body.add_special_tokens is not False,
                 so_far=None if so_far is None else so_far[number],
+                lora=lora,
             )
             note_stream(stream)
             self._usage[number] = (stream.num_prompt_tokens, self._cached_before.get(number, 0))

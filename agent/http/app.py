@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
 from pagelet.agent.http import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -26,6 +27,7 @@ from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
+from pagelet.protocol.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.embeddings import EmbeddingRequest
@@ -45,6 +47,8 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/embeddings": EmbeddingRequest,
     "/v1/score": ScoreRequest,
     "/v1/rerank": RerankRequest,
+    "/v1/load_lora_adapter": LoadAdapterRequest,
+    "/v1/unload_lora_adapter": UnloadAdapterRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -60,7 +64,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     app.state.server = server
     for module in (
         *(chat, completions, responses, messages, embeddings, scores),
-        *(tokens, operations, render, replica),
+        *(tokens, operations, render, replica, adapters),
     ):
         app.include_router(module.router)
     add_error_handlers(app)

@@ -103,7 +103,8 @@ def _cores(server: Server) -> list[dict[str, object]]:
 async def list_models(request: Request) -> Response:
     """Names that requests may use."""
     server = server_of(request)
-    models = [_model(server, name) for name in server.llm.served_model_names]
+    names = (*server.llm.served_model_names, *server.llm.adapters)
+    models = [_model(server, name) for name in names]
     return Response(ModelList(data=models).model_dump_json(), media_type="application/json")
 
 
@@ -116,9 +117,11 @@ async def get_model(request: Request, name: str) -> Response:
 
 
 def _model(server: Server, name: str) -> Model:
+    root = server.llm.served_model_names[0]
     return Model(
         id=name,
         created=server.started,
-        root=server.llm.served_model_names[0],
+        root=root,
+        parent=root if name in server.llm.adapters else None,
         max_model_len=server.llm.max_model_len,
     )

@@ -30,6 +30,7 @@ async def pool_prompts(
             "priority",
         )
     hints = body.pagelet or RouterHints()
+    lora = server.adapter_of(body.model)
     limit = body.truncate_prompt_tokens
     limit = llm.max_model_len if limit == -1 else limit
     streams: list[RequestStream] = []
@@ -42,6 +43,7 @@ async def pool_prompts(
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
                 shared_prefix_tokens=hints.shared_prefix_tokens,
+                lora=lora,
             )
             streams.append(stream)
             server.metrics.on_request(stream.engine_index, 1)

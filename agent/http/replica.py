@@ -62,7 +62,7 @@ async def _describe(server: Server) -> ReplicaDescription:
     return ReplicaDescription(
         incarnation="-".join(core.incarnation for core in cores),
         version=importlib.metadata.version("pagelet"),
-        served_model_names=list(llm.served_model_names),
+        served_model_names=[*llm.served_model_names, *llm.adapters],
         max_model_len=llm.max_model_len,
         block_size=cores[0].block_size,
         num_kv_blocks=sum(core.num_kv_blocks for core in cores),

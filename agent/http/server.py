@@ -14,6 +14,7 @@ from pagelet.agent.settings import ServeSettings
 from pagelet.agent.spans import SERVICE_NAME
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.process.spans import open_sink
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.openai.errors import ApiError
 
 
@@ -57,9 +58,14 @@ class Server:
 
     def check_model(self, name: str) -> None:
         """Raises the error for a model that is not served here; it lists those that are."""
+        self.adapter_of(name)
+
+    def adapter_of(self, name: str) -> LoraAdapter | None:
+        """What a name means: an adapter, or None for the model itself. Raises as `check_model`."""
         served = self.llm.served_model_names
-        if name not in served:
-            listed = ", ".join(repr(known) for known in served)
+        adapter = self.llm.adapters.get(name)
+        if name not in served and adapter is None:
+            listed = ", ".join(repr(known) for known in (*served, *self.llm.adapters))
             raise ApiError(
                 404,
                 f"The model {name[:200]!r} does not exist; this server has {listed}.",
@@ -67,6 +73,7 @@ class Server:
                 code="model_not_found",
                 reason="invalid",
             )
+        return adapter
 
 
 def server_of(request: Request) -> Server:

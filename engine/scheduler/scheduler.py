@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
+from pagelet.engine.scheduler.planned_step import PlannedStep
 from pagelet.engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 from pagelet.engine.scheduler.request import Request, Status
 from pagelet.engine.speculation.speculation import Speculation
@@ -50,39 +51,6 @@ from pagelet.protocol.engine import (
 
 _LOOK_AHEAD = 32
 """Waiting requests that a long prompt looks at for shorter ones."""
-
-
-class _Step:
-    """A step in the making."""
-
-    __slots__ = (
-        "decodes_left",
-        "drafts_left",
-        "new",
-        "prompt_tokens_left",
-        "scheduled",
-        "shared",
-        "tokens_left",
-    )
-
-    def __init__(self, tokens: int, prompt_tokens: int) -> None:
-        self.new: list[NewRequestData] = []
-        self.scheduled: list[ScheduledRequest] = []
-        self.tokens_left = tokens
-        self.prompt_tokens_left = prompt_tokens
-        self.decodes_left = 0
-        """Requests still to come that need one token each."""
-        self.drafts_left = 0
-        self.shared = False
-        """Whether a prompt left tokens to others."""
-
-    def add_blocks(self, entry: ScheduledRequest, gained: list[list[int]]) -> None:
-        """Puts blocks to those that the entry's request got before in this step."""
-        tables = next((d.block_ids for d in self.new if d.request_id == entry.request_id), None)
-        if tables is None:
-            tables = entry.new_block_ids = entry.new_block_ids or [[] for _ in gained]
-        for table, blocks in zip(tables, gained, strict=True):
-            table += blocks
 
 
 class Scheduler:
@@ -193,7 +161,7 @@ class Scheduler:
         """Plans a step; None if there is nothing to compute (until a step in flight ends)."""
         if self._by_priority:
             self.running.sort(key=lambda request: (request.priority, request.order))
-        step = _Step(self.options.max_num_batched_tokens, self.budget.prompt_tokens())
+        step = PlannedStep(self.options.max_num_batched_tokens, self.budget.prompt_tokens())
         preemptions = self._num_preemptions
         self._schedule_running(step)
         if self._num_preemptions == preemptions:
@@ -217,7 +185,7 @@ class Scheduler:
             if entry.samples and self.requests[entry.request_id].constraint is not None
         ]
 
-    def _schedule_running(self, step: "_Step") -> None:
+    def _schedule_running(self, step: PlannedStep) -> None:
         index, needs_blocks = 0, self.kv.needs_blocks
         running = self.running
         # Decodes come first, wherever in the order they stand.
@@ -277,7 +245,7 @@ class Scheduler:
             self._put(step, request, entry, is_prompt=known - computed > 1)
             index += 1
 
-    def _draft(self, step: "_Step", request: Request) -> list[int]:
+    def _draft(self, step: PlannedStep, request: Request) -> list[int]:
         """Drafts for a request that needs one token."""
         step.decodes_left -= 1
         if self.speculation is None or request.num_pending_tokens:
@@ -300,7 +268,7 @@ class Scheduler:
             num_tokens += speculation.options.num_speculative_tokens
         return min(num_tokens, request.max_total_tokens - request.num_computed_tokens)
 
-    def _ask_for_proposals(self, step: "_Step", speculation: Speculation) -> None:
+    def _ask_for_proposals(self, step: PlannedStep, speculation: Speculation) -> None:
         """Has the draft model propose as far as there are blocks to write to."""
         for entry in step.scheduled:
             request = self.requests[entry.request_id]
@@ -312,7 +280,9 @@ class Scheduler:
             entry.num_proposals = speculation.num_proposals(request, most, len(self.running))
 
     @staticmethod
-    def _put(step: "_Step", request: Request, entry: ScheduledRequest, *, is_prompt: bool) -> None:
+    def _put(
+        step: PlannedStep, request: Request, entry: ScheduledRequest, *, is_prompt: bool
+    ) -> None:
         """Makes the entry part of the step."""
         step.scheduled.append(entry)
         step.tokens_left -= entry.num_tokens
@@ -322,7 +292,7 @@ class Scheduler:
         request.num_inflight += 1
         request.num_pending_tokens += entry.samples
 
-    def _share(self, step: "_Step", request: Request, remaining: int) -> int:
+    def _share(self, step: PlannedStep, request: Request, remaining: int) -> int:
         """How many of a prompt's remaining tokens the step takes; the rest of a long one's share is
         for requests that need less than half as many."""
         left = min(step.prompt_tokens_left, step.tokens_left)
@@ -338,7 +308,7 @@ class Scheduler:
             return min(remaining, left // 2)
         return min(remaining, left)
 
-    def _top_up(self, step: "_Step") -> None:
+    def _top_up(self, step: PlannedStep) -> None:
         """Gives what the others did not take back to the prompts that shared."""
         if not step.shared:
             return
@@ -373,7 +343,7 @@ class Scheduler:
         self._dropped.append(request.request_id)
         self.waiting.push_front(request)
 
-    def _schedule_waiting(self, step: "_Step") -> None:
+    def _schedule_waiting(self, step: PlannedStep) -> None:
         deferred: list[Request] = []
         while (
             self.waiting

@@ -62,6 +62,7 @@ class FakeLLM:
             model=ModelOptions(source="folder/tiny", served_model_names=["tiny", "org/alias"])
         )
         self.served_model_names = self.options.model.served_model_names
+        self.adapters = {}
         self.config = SimpleNamespace(vocab_size=0x110000 + 10)
         self.tokenizer = CharTokenizer()
         self.processor = SimpleNamespace(default_sampling={"temperature": 0.5})
@@ -118,6 +119,7 @@ class FakeLLM:
         shared_prefix_tokens=0,
         add_special_tokens=True,
         so_far=None,
+        lora=None,
     ):
         if not self.is_ready:
             raise EngineDead("the engine is not ready")

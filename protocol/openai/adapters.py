@@ -1,0 +1,23 @@
+"""Loading and unloading adapters: `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, with
+shapes as in vLLM."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pagelet.protocol.openai.fields import RequestBody
+
+
+class LoadAdapterRequest(RequestBody):
+    """The adapter in a folder of the server's machine gets a name."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_path: Annotated[str, Field(min_length=1)]
+    load_inplace: bool = False
+    """Whether it may take the place of another of that name."""
+
+
+class UnloadAdapterRequest(RequestBody):
+    """No request may name it from now on."""
+
+    lora_name: Annotated[str, Field(min_length=1)]

