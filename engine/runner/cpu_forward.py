@@ -52,9 +52,11 @@ def limit_threads(options: CpuOptions, num_ranks: int, device: torch.device) -> 
         library().set_threads(threads)
 
 
-def describe_kernels(formats: Collection[str], reason: str | None) -> str:
+def describe_kernels(formats: Collection[str], reason: str | None, device: torch.device) -> str:
     """What computes the forward pass, in words: the CPU library on linear weights of these formats,
-    or torch for a reason."""
+    or torch for a reason; on a GPU Triton."""
+    if device.type == "cuda" and not os.environ.get("PAGELET_KERNELS"):
+        return "Triton kernels"
     if reason is not None:
         return f"torch operations ({reason})"
     weights = " and ".join(sorted(formats))

@@ -15,8 +15,6 @@ import torch
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.layers.context import AttentionMetadata
-from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.runner.memory import layer_bytes
 from pagelet.protocol.config import CudaOptions
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.Tensor]
@@ -81,12 +79,10 @@ def choose_capture_sizes(asked: Sequence[int] | None, max_num_seqs: int) -> list
     return sorted({size for size in ladder if size < largest} | {largest})
 
 
-def graph_bytes(
-    config: ModelConfig, sizes: Sequence[int], max_model_len: int, dtype: torch.dtype
-) -> int:
-    """An allowance for graphs of these batch sizes: the pool that they share holds what the layers
-    of the largest need, and the driver keeps some for each of them."""
-    return layer_bytes(config, sizes[-1], max_model_len, dtype) + len(sizes) * _DRIVER_BYTES
+def graph_bytes(sizes: Sequence[int], largest: int) -> int:
+    """What graphs of these batch sizes will take: the pool that they share holds the bytes that the
+    layers need for the `largest` batch, and the driver keeps some for each graph."""
+    return largest + len(sizes) * _DRIVER_BYTES
 
 
 class GraphForward:

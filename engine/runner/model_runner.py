@@ -74,7 +74,7 @@ from pagelet.engine.step import (
 from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.paged_attention.cpu import token_size
-from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization
+from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization, SchedulerOptions
 
 
 class ModelRunner:
@@ -167,7 +167,9 @@ class ModelRunner:
             self._eager_forward = self._forward
             activations = self._measure_worst_step(options, max_model_len)
             if graphs is not None:
-                activations += graph_bytes(config, sizes, max_model_len, self.dtype)
+                activations += graph_bytes(
+                    sizes, self._measure_decode(sizes[-1], options, max_model_len)
+                )
         else:
             activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
@@ -222,7 +224,9 @@ class ModelRunner:
             kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
-                formats, why_not_recorded(self.device, self.dtype, config.head_dim, block_size)
+                formats,
+                why_not_recorded(self.device, self.dtype, config.head_dim, block_size),
+                self.device,
             )
             + describe_graphs(self._forward),
         )
@@ -249,6 +253,20 @@ class ModelRunner:
                 "checkpoint of 4 bits (GPTQ, AWQ or GGUF) and leave --quantization out"
             )
         return None
+
+    @torch.inference_mode()
+    def _measure_decode(self, size: int, options: EngineOptions, max_model_len: int) -> int:
+        """Bytes that the layers need for a decode step of so many requests. All ranks run it."""
+        scheduler = SchedulerOptions(max_num_seqs=size, max_num_batched_tokens=size)
+        plan, after = worst_step(scheduler, max_model_len, self.layout, options.cache.block_size)
+        self._rows.update(plan)
+        inputs = build_inputs(plan, self._rows)
+        peak = peak_bytes(
+            lambda: self._forward(inputs.input_ids, inputs.positions, inputs.attention),
+            self.device,
+        )
+        self._rows.update(after)
+        return peak
 
     def _measure_worst_step(self, options: EngineOptions, max_model_len: int) -> int:
         """What the largest step needs beside weights and KV cache, in bytes. All ranks run it."""

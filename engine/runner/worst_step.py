@@ -59,7 +59,7 @@ def measurable(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def peak_bytes(function: Callable[[], None], device: torch.device) -> int:
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """The most that `function` had allocated on a GPU at once, beside what was there before. What
     it freed is given back to the driver."""
     gc.collect()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.runner import memory, model_runner
+from pagelet.engine.runner.graphs import graph_bytes
 from pagelet.engine.runner.memory import out_of_memory_named, read_device_memory
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.runner.worst_step import worst_step
 from pagelet.protocol.config import CpuOptions, EngineOptions, SchedulerOptions
+from support.fake_graphs import FakeGraphs
 from support.hand_scheduler import HandScheduler
 from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
 
@@ -81,10 +83,14 @@ def test_no_other_step_needs_more() -> None:
         assert peak_of(runner, hand.plan(parts)) <= worst
 
 
-def test_the_cache_gets_what_the_measured_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("graphs", [None, FakeGraphs()])
+def test_the_cache_gets_what_the_measured_steps_leave(
+    graphs: FakeGraphs | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = wide_options()
+    options.cuda.cudagraph_capture_sizes = [2, 4]
     options.cache.kv_cache_memory_bytes = None
-    options.cache.memory_utilization = 0.5
+    options.cache.memory_utilization = 0.75
     config = tiny_config(tiny_transformers_model("Llama"))
     host = types.SimpleNamespace(total=64 * MIB, available=60 * MIB)
     monkeypatch.setattr(memory, "read_host_memory", lambda: host)
@@ -94,13 +100,15 @@ def test_the_cache_gets_what_the_measured_step_leaves(monkeypatch: pytest.Monkey
     def peak_bytes(function: Any, device: torch.device) -> int:
         function()
         ran.append(device)
-        return 20 * MIB
+        return 20 * MIB if len(ran) == 1 else MIB
 
     monkeypatch.setattr(model_runner, "peak_bytes", peak_bytes)
-    runner = ModelRunner(options, config, None, 128)
-    assert ran == [torch.device("cpu")]
+    runner = ModelRunner(options, config, None, 128, graphs=graphs)
+    assert len(ran) == (1 if graphs is None else 2)
     assert len(runner._rows) == 0, "the rows of the measured step are free"
-    room = 32 * MIB - runner._model.weight_bytes - 20 * MIB
+    room = 48 * MIB - runner._model.weight_bytes - 20 * MIB
+    if graphs is not None:
+        room -= graph_bytes([2, 4], MIB)
     assert runner.num_blocks == room // runner.layout.block_bytes
 
 
