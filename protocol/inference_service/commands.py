@@ -1,7 +1,10 @@
 """From an InferenceService to what runs it: the command line of a replica, and the router's
 configuration. Local mode and the operator share them, so that both run the same."""
 
+import json
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
@@ -13,6 +16,7 @@ from pagelet.protocol.inference_service.types import (
     InferenceService,
     ModelSpec,
     Revision,
+    SpeculationSpec,
 )
 from pagelet.protocol.router import (
     ModelRoute,
@@ -87,6 +91,8 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         ("max-queue", engine.max_queue, default.max_queue),
         ("runner", engine.runner, default.runner),
     ]
+    if engine.speculation is not None:
+        options.append(("speculative-config", _speculation(engine.speculation), None))
     if simulated is not None:
         options += [
             ("simulated-step-seconds", simulated.step_seconds, 0),
@@ -104,6 +110,13 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
     if engine.expert_parallel:
         arguments.append("--enable-expert-parallel")
     return arguments
+
+
+def _speculation(spec: SpeculationSpec) -> str:
+    """What `--speculative-config` takes; fields at their defaults are left out."""
+    fields = msgspec.structs.asdict(spec)
+    usual = msgspec.structs.asdict(SpeculationSpec(method=spec.method))
+    return json.dumps({"method": spec.method} | {k: v for k, v in fields.items() if v != usual[k]})
 
 
 def model_source(model: ModelSpec) -> str:

@@ -29,6 +29,7 @@ from pagelet.protocol.inference_service.types import (
     Rollout,
     ServiceExposure,
     ServiceSpec,
+    SpeculationSpec,
 )
 
 P = TypeVar("P", bound=Part)
@@ -339,6 +340,41 @@ RULES: Final[list[Rule[Any]]] = [
         message="{memory} is less than 1Mi: write a unit, such as {memory}Gi",
         values={"memory": ("self.memory", lambda c: c.memory)},
         check=lambda c: not _few_bytes(c.memory),
+    ),
+    Rule(
+        part=SpeculationSpec,
+        field="model",
+        holds="(self.method == 'draft_model') == has(self.model)",
+        message="is what the method draft_model guesses with: give it there, and nowhere else",
+        values={},
+        check=lambda s: (s.method == "draft_model") == (s.model is not None),
+    ),
+    Rule(
+        part=SpeculationSpec,
+        field="promptLookupMin",
+        holds="!has(self.promptLookupMin) || !has(self.promptLookupMax) || "
+        "self.promptLookupMin <= self.promptLookupMax",
+        message="{min} is more than promptLookupMax {max}: swap them",
+        values={
+            "min": ("self.promptLookupMin", lambda s: s.prompt_lookup_min),
+            "max": ("self.promptLookupMax", lambda s: s.prompt_lookup_max),
+        },
+        check=lambda s: (
+            s.prompt_lookup_min is None
+            or s.prompt_lookup_max is None
+            or s.prompt_lookup_min <= s.prompt_lookup_max
+        ),
+    ),
+    Rule(
+        part=SpeculationSpec,
+        field="method",
+        holds="self.method == 'ngram' || "
+        "(!has(self.promptLookupMin) && !has(self.promptLookupMax))",
+        message="promptLookupMin and promptLookupMax are for the method ngram: leave them out",
+        values={},
+        check=lambda s: (
+            s.method == "ngram" or (s.prompt_lookup_min is None and s.prompt_lookup_max is None)
+        ),
     ),
     Rule(
         part=Resources,

@@ -27,6 +27,7 @@ from pagelet.protocol.router import (
     RoutingOptions,
     TenantLimits,
 )
+from pagelet.protocol.speculation import SpeculationOptions
 
 GROUP: Final = "pagelet.dev"
 VERSION: Final = "v1alpha1"
@@ -35,9 +36,11 @@ KIND: Final = "InferenceService"
 PLURAL: Final = "inferenceservices"
 
 _CACHE, _SCHEDULER, _SIMULATED = CacheOptions(), SchedulerOptions(), SimulatedRunnerOptions()
-_TARGETS = ScalingTargets()
+_SPECULATION, _TARGETS = SpeculationOptions(method="ngram"), ScalingTargets()
 _ROUTING, _PROXY, _LIMITS = RoutingOptions(), ProxyOptions(), TenantLimits()
 
+DraftLength = Annotated[int, Meta(ge=1, le=32)]
+SpeculationQuantization = Literal["auto", "none", "int8", "int4"]
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 Quantity = int | Annotated[str, Meta(pattern=QUANTITY_PATTERN, max_length=32)]
@@ -143,6 +146,26 @@ class SimulatedSpec(Part, kw_only=True):
     """Seconds for each token of context."""
 
 
+class SpeculationSpec(Part, kw_only=True):
+    """Speculative decoding: tokens are guessed, and several verified at once."""
+
+    method: Literal["ngram", "draft_model"]
+    """ngram: what followed the last tokens earlier in prompt and answer. draft_model: what a
+    smaller model of the same vocabulary says."""
+    num_speculative_tokens: DraftLength = _SPECULATION.num_speculative_tokens
+    """Most tokens guessed at once for a request."""
+    prompt_lookup_max: DraftLength | None = None
+    """ngram: the most last tokens that are looked up. Default 5."""
+    prompt_lookup_min: DraftLength | None = None
+    """ngram: the fewest last tokens that must be found again. Default 2."""
+    model: Uri | None = None
+    """draft_model: hf://, file:/// or package://, as replicas themselves reach it."""
+    quantization: SpeculationQuantization = "auto"
+    """draft_model: of its weights."""
+    adaptive: bool = True
+    """Guess as much as pays off, and nothing while it costs time."""
+
+
 class EngineSpec(Part, kw_only=True):
     """The engine's settings; each is the option of `pagelet serve` of the same name."""
 
@@ -175,6 +198,8 @@ class EngineSpec(Part, kw_only=True):
     """priority: smaller `priority` first, then first come, first served."""
     async_scheduling: bool = _SCHEDULER.async_scheduling
     """Schedule the next step while the last one runs."""
+    speculation: SpeculationSpec | None = None
+    """Default: off."""
     step_timeout_seconds: PositiveSeconds = 60.0
     """Seconds without progress after which an engine with work is restarted."""
     max_queue: PositiveInt = 1024

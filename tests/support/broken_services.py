@@ -135,6 +135,34 @@ BROKEN = [
         "memory, memoryFraction and numBlocks all set the size: keep one of them",
     ),
     Broken(
+        "a draft model for the method without one",
+        service(engine={"speculation": {"method": "ngram", "model": "package://small"}}),
+        "spec.engine.speculation.model",
+        "is what the method draft_model guesses with: give it there, and nowhere else",
+    ),
+    Broken(
+        "a lookup that is longer than the longest",
+        service(
+            engine={"speculation": {"method": "ngram", "promptLookupMin": 5, "promptLookupMax": 3}}
+        ),
+        "spec.engine.speculation.promptLookupMin",
+        "5 is more than promptLookupMax 3: swap them",
+    ),
+    Broken(
+        "a lookup for a draft model",
+        service(
+            engine={
+                "speculation": {
+                    "method": "draft_model",
+                    "model": "package://small",
+                    "promptLookupMax": 3,
+                }
+            }
+        ),
+        "spec.engine.speculation.method",
+        "promptLookupMin and promptLookupMax are for the method ngram: leave them out",
+    ),
+    Broken(
         "cache without a unit",
         service(engine={"kvCache": {"memory": 4}}),
         "spec.engine.kvCache.memory",
@@ -268,7 +296,16 @@ BROKEN = [
 
 SOUND = [
     service(name="sound"),
-    scaled(engine="keda", minReplicas=0, schedule=[ENTRY], targets={"ttftSeconds": 3}),
+    service(
+        name="sound",
+        autoscaling={
+            "engine": "keda",
+            "minReplicas": 0,
+            "maxReplicas": 4,
+            "schedule": [ENTRY],
+            "targets": {"ttftSeconds": 3},
+        },
+    ),
     service(
         name="sound",
         accelerator=GPUS,

@@ -53,7 +53,8 @@ def test_every_field_is_described_for_kubectl_explain() -> None:
 
 def test_every_rule_stands_at_every_place_of_its_type() -> None:
     rules = [r for _, s in schemas(root()) for r in s.get("x-kubernetes-validations", ())]
-    places = {"ModelSpec": 2, "ModelStorage": 2, "KVCacheSpec": 2, "EngineSpec": 2, "Resources": 2}
+    of_revisions = ("ModelSpec", "ModelStorage", "KVCacheSpec", "EngineSpec", "Resources")
+    places = dict.fromkeys((*of_revisions, "SpeculationSpec"), 2)
     expected = sum(places.get(rule.part.__name__, 1) for rule in RULES)
     assert len(rules) == expected + 1  # and the name's
 
