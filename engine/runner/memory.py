@@ -16,7 +16,7 @@ from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.engine.weights.adapter_config import largest_adapter_parameters
-from pagelet.kernels.paged_attention.cpu import token_size
+from pagelet.kernels.paged_attention.pages import token_size
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
 
 _MIB = 1 << 20

@@ -20,6 +20,8 @@ class Architecture:
     warp_size: int
     shared_bytes: int
     """The most shared memory (LDS) that a thread block may have."""
+    processors: int
+    """Streaming multiprocessors (compute units) of its large model: how many programs fill it."""
 
     @property
     def is_nvidia(self) -> bool:
@@ -32,13 +34,13 @@ _KIB = 1024
 ARCHITECTURES = {
     entry.name: entry
     for entry in (
-        Architecture("sm_80", "cuda", 80, 32, 163 * _KIB),  # A100
-        Architecture("sm_89", "cuda", 89, 32, 99 * _KIB),  # L4, L40S, RTX 40
-        Architecture("sm_90", "cuda", 90, 32, 227 * _KIB),  # H100, H200
-        Architecture("sm_100", "cuda", 100, 32, 227 * _KIB),  # B200
-        Architecture("sm_120", "cuda", 120, 32, 99 * _KIB),  # RTX 50
-        Architecture("gfx90a", "hip", "gfx90a", 64, 64 * _KIB),  # MI200
-        Architecture("gfx942", "hip", "gfx942", 64, 64 * _KIB),  # MI300
+        Architecture("sm_80", "cuda", 80, 32, 163 * _KIB, 108),  # A100
+        Architecture("sm_89", "cuda", 89, 32, 99 * _KIB, 142),  # L4, L40S, RTX 40
+        Architecture("sm_90", "cuda", 90, 32, 227 * _KIB, 132),  # H100, H200
+        Architecture("sm_100", "cuda", 100, 32, 227 * _KIB, 148),  # B200
+        Architecture("sm_120", "cuda", 120, 32, 99 * _KIB, 170),  # RTX 50
+        Architecture("gfx90a", "hip", "gfx90a", 64, 64 * _KIB, 104),  # MI200
+        Architecture("gfx942", "hip", "gfx942", 64, 64 * _KIB, 304),  # MI300
     )
 }
 

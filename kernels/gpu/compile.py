@@ -103,9 +103,9 @@ def _compile(one: launch.Launch, kernel: str, example: str, architecture: Archit
     else:
         text = assembly["amdgcn"]
         registers = _metadata(text, "vgpr_count")
-        spilled = _metadata(text, "vgpr_spill_count") + _metadata(text, "sgpr_spill_count")
+        spilled = _metadata(text, "private_segment_fixed_size")
     if spilled:
-        problems.append(f"spills {spilled} {'B' if architecture.is_nvidia else 'registers'}")
+        problems.append(f"spills {spilled} B a thread")
     found = _MATRIX_INSTRUCTION.search(text)
     if _NARROW_DOT.search(assembly["ttir"]) and found is None:
         problems.append("has a product of matrices without matrix instructions")

@@ -4,7 +4,8 @@ import torch
 
 from pagelet.kernels.cpu.args import KvWriteArgs, OpKind
 from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
-from pagelet.kernels.paged_attention.cpu import CACHE_DTYPES, token_size, unsupported
+from pagelet.kernels.paged_attention.cpu import CACHE_DTYPES, unsupported
+from pagelet.kernels.paged_attention.pages import token_size
 
 
 def record_kv_write(

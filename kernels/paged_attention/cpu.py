@@ -6,17 +6,12 @@ import torch
 
 from pagelet.kernels.cpu.args import DTYPES, OpKind, PagedAttentionArgs
 from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
+from pagelet.kernels.paged_attention.pages import token_size
 
 PANEL_TOKENS = 16
 """Tokens of a panel of keys (`cpu_pages.h`); blocks are whole panels."""
 MAX_HEAD_DIM = 256
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}
-
-
-def token_size(head_dim: int, cache_dtype: torch.dtype) -> int:
-    """The last dimension of a KV cache. An int8 cache has a float32 scale for each token's key and
-    value of a head, four bytes of the page."""
-    return head_dim + 4 if cache_dtype == torch.int8 else head_dim
 
 
 def unsupported(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:

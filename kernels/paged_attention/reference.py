@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pagelet.kernels.paged_attention.pages import int8_pages
 from pagelet.kernels.precision import accumulation_dtype
 
 
@@ -21,6 +22,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each query attends to its request's context up to its own position.
 
@@ -29,10 +31,12 @@ def paged_attention(
     freely. Query heads [h * group, (h + 1) * group) share KV head h.
 
     query: [num_tokens, num_heads, head_dim], the requests' tokens one after another;
-    kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim];
+    kv_cache: [2, num_blocks, num_kv_heads, block_size, token_size(head_dim, dtype)], as `pages.py`
+    says;
     query_start_loc: [num_reqs + 1], seq_lens: [num_reqs]; block_table: [num_reqs, max_blocks],
     of which only blocks with tokens in some query's window are read. `sliding_window` counts the
-    query's own token; `softcap` bounds the scaled scores by softcap * tanh(score / softcap).
+    query's own token; `softcap` bounds the scaled scores by softcap * tanh(score / softcap);
+    `sinks` [num_heads] are scores that weigh in each head's softmax without a value (gpt-oss).
     The lists and maxima repeat the tensors on the host, so that nothing waits for a device.
     Returns [num_tokens, num_heads, head_dim]; rows beyond the last request's are zeros.
     Slots outside every context may hold anything, NaN included.
@@ -40,6 +44,7 @@ def paged_attention(
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = query.shape[1] // num_kv_heads
     wide = accumulation_dtype(query.dtype)
+    pages, scales = int8_pages(kv_cache) if kv_cache.dtype == torch.int8 else (kv_cache, None)
     out = torch.zeros_like(query)
     start = 0
     for request, (query_len, seq_len) in enumerate(zip(query_lens_cpu, seq_lens_cpu, strict=True)):
@@ -48,11 +53,16 @@ def paged_attention(
             first = 0 if sliding_window is None else max(0, end - sliding_window)
             positions = torch.arange(first, end, device=query.device)
             blocks = block_table[request, positions // block_size].long()
-            kv = kv_cache[:, blocks, :, positions % block_size].to(wide)
+            kv = pages[:, blocks, :, positions % block_size].to(wide)
+            if scales is not None:
+                kv *= scales[:, blocks, :, positions % block_size].unsqueeze(-1)
             key, value = kv.repeat_interleave(group, dim=2).unbind(1)  # [context, num_heads, dim]
             scores = torch.einsum("hd,shd->hs", query[start + i].to(wide), key) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[start + i] = torch.einsum("hs,shd->hd", torch.softmax(scores, dim=-1), value)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.to(wide).unsqueeze(1)), dim=1)
+            weights = torch.softmax(scores, dim=-1)[:, : end - first]
+            out[start + i] = torch.einsum("hs,shd->hd", weights, value)
         start += query_len
     return out

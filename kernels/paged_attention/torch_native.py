@@ -33,8 +33,10 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.paged_attention`."""
+    """As `reference.paged_attention`, without int8 caches."""
+    assert kv_cache.dtype != torch.int8, "int8 KV caches need Triton, or the C++ kernels"
     out = torch.zeros_like(query)
     window = None if sliding_window is None or sliding_window >= max_seq_len else sliding_window
     decodes = [row for row, length in enumerate(query_lens_cpu) if length == 1]
@@ -44,7 +46,14 @@ def paged_attention(
             if query_len > 1:
                 tokens = slice(start, start + query_len)
                 out[tokens] = _prefill(
-                    query[tokens], kv_cache, block_table[row], seq_len, scale, window, softcap
+                    query[tokens],
+                    kv_cache,
+                    block_table[row],
+                    seq_len,
+                    scale,
+                    window,
+                    softcap,
+                    sinks,
                 )
             start += query_len
     row_elements = 2 * kv_cache[0, 0].numel() // kv_cache.shape[3]  # of one token
@@ -61,6 +70,7 @@ def paged_attention(
             scale,
             window,
             softcap,
+            sinks,
         )
     return out
 
@@ -93,6 +103,7 @@ def _decode(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     num_reqs, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -121,7 +132,9 @@ def _decode(
 
     packed = query.view(num_reqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = valid.view(num_reqs, 1, 1, -1)
-    return _attend(packed, key, value, mask, scale, softcap).reshape(query.shape)
+    if sinks is not None:
+        sinks = sinks.view(num_kv_heads, -1, 1)  # of the packed queries
+    return _attend(packed, key, value, mask, scale, softcap, sinks).reshape(query.shape)
 
 
 def _prefill(
@@ -132,6 +145,7 @@ def _prefill(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     query_len = query.shape[0]
     block_size = kv_cache.shape[3]
@@ -148,7 +162,7 @@ def _prefill(
         # Exactly the keys that some of these queries see: nothing else can enter the sums.
         seen = slice(begin - gathered_from, end - gathered_from)
         mask = None
-        if begin != start or window is not None or softcap is not None:
+        if begin != start or window is not None or softcap is not None or sinks is not None:
             queries = torch.arange(start, end, device=query.device).unsqueeze(1)
             keys = torch.arange(begin, end, device=query.device)
             mask = keys <= queries
@@ -156,7 +170,15 @@ def _prefill(
                 mask &= keys > queries - window
         tokens = slice(start - first_position, end - first_position)
         heads_first = query[tokens].transpose(0, 1).unsqueeze(0)
-        attended = _attend(heads_first, key[:, :, seen], value[:, :, seen], mask, scale, softcap)
+        attended = _attend(
+            heads_first,
+            key[:, :, seen],
+            value[:, :, seen],
+            mask,
+            scale,
+            softcap,
+            None if sinks is None else sinks.view(-1, 1, 1).expand(-1, end - start, 1),
+        )
         out[tokens] = attended[0].transpose(0, 1)
     return out
 
@@ -184,10 +206,11 @@ def _attend(
     mask: torch.Tensor | None,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,  # [num_heads, query_len, 1]
 ) -> torch.Tensor:
     """Softmax attention; without a mask it is causal over equal numbers of queries and keys."""
     grouped = query.shape[1] != key.shape[1]
-    if softcap is None:
+    if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
@@ -197,6 +220,10 @@ def _attend(
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     wide = accumulation_dtype(query.dtype)
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
-    scores = softcap * torch.tanh(scores / softcap)
-    weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(wide).expand(scores.shape[0], -1, -1, -1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
     return (weights @ value.to(wide)).to(query.dtype)

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 
 from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention, torch_native
+from pagelet.kernels.paged_attention.pages import int8_pages, stored, token_size
 from support.attention_batch import NAN, Batch
 from support.tolerance import TOLERANCE
 
+ALL_CACHES = ["reference", "triton"]
+"""The implementations that take every type of cache, and sinks."""
+CACHE_DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8]
+RNGS = st.randoms(use_true_random=False)
 FAST = [name for name in paged_attention.implementations if name != "reference"]
 
 SETTINGS = st.fixed_dictionaries(
@@ -25,26 +30,59 @@ SETTINGS = st.fixed_dictionaries(
         "group": st.integers(1, 3),
         "head_dim": st.sampled_from([8, 16]),
         "block_size": st.sampled_from([1, 4, 16]),
-        "dtype": st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+        "dtype": st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
         "window": st.one_of(st.none(), st.integers(1, 20)),
     }
 )
 
 
+def examples(name: str, number: int) -> settings:
+    """Fewer in Triton's interpreter, which is slow."""
+    return settings(max_examples=number // 10 if name == "triton" else number, deadline=None)
+
+
 @pytest.mark.parametrize("name", paged_attention.implementations)
-@given(
-    shape=SETTINGS,
-    softcap=st.one_of(st.none(), st.just(3.0)),
-    rng=st.randoms(use_true_random=False),
-)
-@settings(max_examples=200, deadline=None)
-def test_equals_dense_attention(
-    name: str, shape: dict, softcap: float | None, rng: random.Random
-) -> None:
-    batch = Batch(rng, **shape)
-    out = batch.run(paged_attention.implementations[name], shape["window"], softcap)
-    expected = batch.dense_attention(shape["window"], softcap)
-    torch.testing.assert_close(out.double(), expected, **TOLERANCE[shape["dtype"]])
+def test_equals_dense_attention(name: str) -> None:
+    @examples(name, 200)
+    @given(SETTINGS, st.one_of(st.none(), st.just(3.0)), RNGS)
+    def check(shape: dict, softcap: float | None, rng: random.Random) -> None:
+        batch = Batch(rng, **shape)
+        out = batch.run(paged_attention.implementations[name], shape["window"], softcap)
+        expected = batch.dense_attention(shape["window"], softcap)
+        torch.testing.assert_close(out.double(), expected, **TOLERANCE[shape["dtype"]])
+
+    check()
+
+
+@pytest.mark.parametrize("name", ALL_CACHES)
+def test_every_type_of_cache_and_sinks(name: str) -> None:
+    """Types of caches that are narrower than the queries', and a sink in each head."""
+
+    @examples(name, 120)
+    @given(SETTINGS, st.sampled_from(CACHE_DTYPES), st.booleans(), RNGS)
+    def check(shape: dict, cache_dtype: torch.dtype, has_sinks: bool, rng: random.Random) -> None:
+        if shape["dtype"] == torch.float64:
+            shape["dtype"] = torch.float32  # which is what caches are converted from
+        batch = Batch(
+            rng,
+            **shape,
+            write=kv_write.implementations[name],
+            cache_dtype=cache_dtype,
+            token_size=token_size(shape["head_dim"], cache_dtype),
+            stored=lambda x: stored(x, cache_dtype),
+        )
+        heads = shape["num_kv_heads"] * shape["group"]
+        sinks = {}
+        if has_sinks:
+            sinks["sinks"] = torch.tensor([rng.uniform(-9, 9) for _ in range(heads)])
+        out = batch.run(paged_attention.implementations[name], shape["window"], None, **sinks)
+        expected = batch.dense_attention(shape["window"], None, **sinks)
+        # The interpreter rounds float32 to bfloat16 towards zero as it writes the cache.
+        narrow = cache_dtype == torch.bfloat16 and name == "triton"
+        tolerance = TOLERANCE[torch.bfloat16 if narrow else shape["dtype"]]
+        torch.testing.assert_close(out.double(), expected, **tolerance)
+
+    check()
 
 
 @pytest.mark.parametrize("name", paged_attention.implementations)
@@ -107,6 +145,27 @@ def test_rows_beyond_the_last_request_are_zero(name: str) -> None:
     assert (out[5:] == 0).all()
 
 
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("window", [None, 6])
+def test_sinks(name: str, window: int | None) -> None:
+    batch = Batch(random.Random(6), [(1, 9), (5, 4), (3, 0)], 2, 2, 8, 4, torch.float32, window)
+    sinks = torch.tensor([0.5, -2.0, 3.0, 40.0])
+    out = batch.run(paged_attention.implementations[name], window, None, sinks=sinks)
+    expected = batch.dense_attention(window, None, sinks)
+    torch.testing.assert_close(out.double(), expected, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", ALL_CACHES)
+def test_a_row_that_sees_nothing_is_zero(name: str) -> None:
+    """As the dummy requests that fill a CUDA graph's batch: one token of an empty context."""
+    batch = Batch(random.Random(5), [(1, 9), (1, 4)], 1, 2, 8, 4, torch.float32, None)
+    batch.seq_lens[1] = 0
+    batch.block_table[1] = 0
+    out = batch.run(paged_attention.implementations[name])
+    assert out[0].isfinite().all()
+    assert (out[1] == 0).all()
+
+
 @pytest.mark.parametrize("name", kv_write.implementations)
 @given(seed=st.integers(0, 1000), num_tokens=st.integers(0, 20))
 @settings(max_examples=30, deadline=None)
@@ -124,3 +183,29 @@ def test_kv_write_writes_its_slots_and_no_others(name: str, seed: int, num_token
     others = torch.ones(32, dtype=torch.bool)
     others[slots] = False
     assert by_slot[:, others].isnan().all()
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *CACHE_DTYPES])
+def test_kv_write_in_triton_converts_as_the_reference(cache_dtype: torch.dtype) -> None:
+    """To the byte, in pages that are poison elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    heads = (
+        torch.randn(9, 9, 8, generator=generator) * 10 ** torch.linspace(-6, 3, 9)[:, None, None]
+    )
+    heads[0, 3], heads[1, 8, 2] = 0, NAN
+    if cache_dtype in (torch.bfloat16, torch.float16):
+        heads = heads.to(cache_dtype)  # the interpreter rounds otherwise than GPUs do
+    slots = torch.randperm(32, generator=generator)[:9]
+    caches = []
+    for name in ALL_CACHES:
+        cache = torch.full((2, 8, 3, 4, token_size(8, cache_dtype) * cache_dtype.itemsize), -1)
+        cache = cache.to(torch.int8).view(cache_dtype)
+        kv_write.implementations[name](heads[:, 3:6], heads[:, 6:], cache, slots)
+        caches.append(cache)
+    if cache_dtype == torch.int8:
+        expected, actual = (int8_pages(cache) for cache in caches)
+        torch.testing.assert_close(actual[1], expected[1], rtol=1e-6, atol=0, equal_nan=True)
+        known = expected[1].isfinite()
+        assert (actual[0][known].int() - expected[0][known].int()).abs().max() <= 1
+    else:
+        assert torch.equal(*(cache.view(torch.uint8) for cache in caches))

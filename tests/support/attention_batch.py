@@ -97,7 +97,11 @@ class Batch:
         return of_tokens[start + begin : start + end]
 
     def run(
-        self, attention: Attention, window: int | None = None, softcap: float | None = None
+        self,
+        attention: Attention,
+        window: int | None = None,
+        softcap: float | None = None,
+        **more: torch.Tensor,
     ) -> torch.Tensor:
         return attention(
             self.query,
@@ -112,9 +116,12 @@ class Batch:
             scale=self.scale,
             sliding_window=window,
             softcap=softcap,
+            **more,
         )
 
-    def dense_attention(self, window: int | None, softcap: float | None) -> torch.Tensor:
+    def dense_attention(
+        self, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The same over the dense keys and values, with one mask a request."""
         outs = []
         for query, (key, value) in zip(self.query.split(self.query_lens), self.dense, strict=True):
@@ -127,6 +134,10 @@ class Batch:
                 scores = softcap * torch.tanh(scores / softcap)
             distance = torch.arange(seq_len - len(query), seq_len)[:, None] - torch.arange(seq_len)
             hidden = (distance < 0) | (distance >= (window or seq_len))
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if sinks is not None:
+                columns = sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)
+                scores = torch.cat((scores, columns), dim=2)
+            weights = scores.softmax(-1)[:, :, :seq_len]
             outs.append((weights @ v).transpose(0, 1))
         return torch.cat(outs)

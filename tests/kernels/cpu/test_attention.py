@@ -15,8 +15,8 @@ from pagelet.kernels.kv_write.cpu import kv_write, record_kv_write
 from pagelet.kernels.paged_attention.cpu import (
     paged_attention,
     record_paged_attention,
-    token_size,
 )
+from pagelet.kernels.paged_attention.pages import token_size
 from support.attention_batch import NAN, Batch
 
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8

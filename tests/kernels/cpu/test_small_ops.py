@@ -15,7 +15,7 @@ from pagelet.kernels.embedding import reference as embedding_reference
 from pagelet.kernels.gated_activation import cpu as gated_activation_cpu
 from pagelet.kernels.gated_activation import reference as gated_activation_reference
 from pagelet.kernels.kv_write.cpu import kv_write
-from pagelet.kernels.paged_attention.cpu import token_size
+from pagelet.kernels.paged_attention.pages import token_size
 from pagelet.kernels.rms_norm import cpu as rms_norm_cpu
 from pagelet.kernels.rms_norm import reference as rms_norm_reference
 from pagelet.kernels.rotary import reference as rotary_reference
