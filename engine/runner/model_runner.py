@@ -66,6 +66,7 @@ from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.runner.worst_step import NUM_BLOCKS, measurable, peak_bytes, worst_step
 from pagelet.engine.step import (
+    MAX_DRAFT_TOKENS,
     RunnerInfo,
     RunnerOutput,
     SchedulerOutput,
@@ -73,7 +74,7 @@ from pagelet.engine.step import (
 )
 from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.kernels.cpu.memory import empty_bytes
-from pagelet.kernels.paged_attention.cpu import token_size
+from pagelet.kernels.paged_attention.pages import token_size
 from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization, SchedulerOptions
 
 
@@ -271,7 +272,11 @@ class ModelRunner:
     def _measure_worst_step(self, options: EngineOptions, max_model_len: int) -> int:
         """What the largest step needs beside weights and KV cache, in bytes. All ranks run it."""
         plan, after = worst_step(
-            options.scheduler, max_model_len, self.layout, options.cache.block_size
+            options.scheduler,
+            max_model_len,
+            self.layout,
+            options.cache.block_size,
+            drafts=0 if options.speculation is None else MAX_DRAFT_TOKENS,
         )
 
         def run() -> None:

@@ -30,13 +30,18 @@ _GREEDIEST = SamplingParams(
 
 
 def worst_step(
-    options: SchedulerOptions, max_model_len: int, layout: KVLayout, block_size: int
+    options: SchedulerOptions,
+    max_model_len: int,
+    layout: KVLayout,
+    block_size: int,
+    drafts: int = 0,
 ) -> tuple[SchedulerOutput, SchedulerOutput]:
     """The plan of that step, and one that frees its rows again.
 
     As many requests as may run, each of which samples with every filter; all tokens that they do
     not need themselves are the last chunk of one prompt that ends where a sequence must, and of
-    further ones where one prompt cannot be so long.
+    further ones where one prompt cannot be so long. The last of them are `drafts`, as far as there
+    are so many: tokens are sampled after each of those, too.
     """
     num_requests = min(options.max_num_seqs, options.max_num_batched_tokens)
     spare = options.max_num_batched_tokens - num_requests
@@ -47,8 +52,14 @@ def worst_step(
         count = 1 + min(spare, end - 1)
         spare -= count - 1
         tables = [blocks for _ in layout.groups]
+        guesses = [0] * min(drafts, count - 1)
+        drafts -= len(guesses)
         new.append(NewRequestData(request_id, tokens, 1, _GREEDIEST, [], tables))
-        scheduled.append(ScheduledRequest(request_id, end - count, count, end < max_model_len))
+        scheduled.append(
+            ScheduledRequest(
+                request_id, end - count, count, end < max_model_len, draft_token_ids=guesses
+            )
+        )
     total = sum(entry.num_tokens for entry in scheduled)
     plan = SchedulerOutput(0, new, scheduled, [], total)
     return plan, SchedulerOutput(0, [], [], list(range(num_requests)), 0)

@@ -32,22 +32,26 @@ GPU = torch.device("cuda", 0)
     tokens=st.integers(1, 300),
     length=st.integers(2, 100),
     block_size=st.sampled_from([8, 16]),
+    drafts=st.integers(0, 40),
 )
 def test_it_is_as_large_as_a_step_can_be(
-    seqs: int, tokens: int, length: int, block_size: int
+    seqs: int, tokens: int, length: int, block_size: int, drafts: int
 ) -> None:
     options = SchedulerOptions(max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    plan, after = worst_step(options, length, make_layout([None, 9], 1), block_size)
+    plan, after = worst_step(options, length, make_layout([None, 9], 1), block_size, drafts)
     requests = min(seqs, tokens)
     assert len(plan.scheduled) == len(plan.new_requests) == requests
     assert plan.num_tokens == min(tokens, requests * (length - 1))
     assert max(entry.num_tokens for entry in plan.scheduled) == min(
         tokens - requests + 1, length - 1
     )
+    guesses = sum(len(entry.draft_token_ids) for entry in plan.scheduled)
+    assert guesses == min(drafts, plan.num_tokens - requests)
     for entry, data in zip(plan.scheduled, plan.new_requests, strict=True):
         end = entry.num_computed_tokens + entry.num_tokens
         assert 0 <= entry.num_computed_tokens < end == length - 1
         assert entry.samples
+        assert len(entry.draft_token_ids) < entry.num_tokens, "one token at least is known"
         assert len(data.token_ids) >= end
         assert all(len(table) * block_size >= end for table in data.block_ids)
     assert sorted(after.dropped_request_ids) == [entry.request_id for entry in plan.scheduled]
@@ -73,7 +77,7 @@ def test_no_other_step_needs_more() -> None:
     options = wide_options()
     config = tiny_config(tiny_transformers_model("Llama"))
     runner = ModelRunner(options, config, None, 128)
-    plan, after = worst_step(options.scheduler, 128, runner.layout, 8)
+    plan, after = worst_step(options.scheduler, 128, runner.layout, 8, drafts=5)
     worst = peak_of(runner, plan)
     runner._rows.update(after)
     hand = HandScheduler(runner.layout, runner.num_blocks, 8)
