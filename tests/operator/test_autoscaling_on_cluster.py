@@ -109,6 +109,8 @@ async def test_services_share_a_budget_by_priority(
     await eventually(lambda: are(1, 3))
 
     async def is_said() -> bool:
+        await api.run_pods(namespace)  # else there is worse to say of them
+        await api.end_pods(namespace)
         found = condition(await api.service(namespace, "low"), "Degraded")
         return bool((found.get("status"), found.get("reason")) == ("True", "BudgetUsedUp"))
 
