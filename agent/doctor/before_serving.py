@@ -23,7 +23,12 @@ def check_before_serving(options: EngineOptions) -> list[Finding]:
     return [
         *findings,
         check_instructions(),
-        check_memory(model, on_cpu=on_cpu, copies=parallel.data_parallel_size),
+        check_memory(
+            model,
+            on_cpu=on_cpu,
+            copies=parallel.data_parallel_size,
+            machines=parallel.nnodes,
+        ),
         check_shared_memory(processes),
         *gpus,
     ]

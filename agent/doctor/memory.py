@@ -11,13 +11,14 @@ _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 _SHARED_MEMORY_BYTES = 1 << 30
 
 
-def check_memory(model: str | None, *, on_cpu: bool, copies: int = 1) -> Finding:
-    """Whether `copies` of the model's weights fit into what is free. `on_cpu` is whether they will
-    lie in this memory; on a GPU they only pass through it."""
+def check_memory(model: str | None, *, on_cpu: bool, copies: int = 1, machines: int = 1) -> Finding:
+    """Whether this machine's part of `copies` of the model's weights, which are divided evenly over
+    `machines`, fits into what is free. `on_cpu` is whether they will lie in this memory; on a GPU
+    they only pass through it."""
     memory = read_host_memory()
     weights = None if model is None else weight_bytes(model)
     if weights is not None:
-        weights *= copies
+        weights = weights * copies // machines
     facts: dict[str, object] = {
         "total_bytes": memory.total,
         "available_bytes": memory.available,
@@ -27,6 +28,8 @@ def check_memory(model: str | None, *, on_cpu: bool, copies: int = 1) -> Finding
     if weights is None:
         return Finding(name="memory", status="ok", summary=summary, facts=facts)
     summary += f", the model's files take {format_bytes(weights)}"
+    if machines > 1:
+        summary += f" on each of {machines} machines"
     if on_cpu and weights > memory.available:
         return Finding(
             name="memory",

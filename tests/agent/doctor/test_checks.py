@@ -80,18 +80,30 @@ def test_a_version_1_cgroup_counts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "on_cpu", "status"),
-    [(1, True, "ok"), (9, True, "warn"), (11, True, "fail"), (11, False, "ok")],
+    ("copies", "machines", "on_cpu", "status"),
+    [
+        (1, 1, True, "ok"),
+        (9, 1, True, "warn"),
+        (11, 1, True, "fail"),
+        (11, 1, False, "ok"),
+        (14, 2, True, "ok"),
+        (22, 2, True, "fail"),
+    ],
 )
 def test_weights_are_compared_with_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, on_cpu: bool, status: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: int,
+    machines: int,
+    on_cpu: bool,
+    status: str,
 ) -> None:
     (tmp_path / "model-1.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "README.md").write_bytes(b"x" * 9000)
     monkeypatch.setattr(memory, "read_host_memory", lambda: HostMemory(20_000, 10_000))
-    finding = memory.check_memory(str(tmp_path), on_cpu=on_cpu, copies=copies)
+    finding = memory.check_memory(str(tmp_path), on_cpu=on_cpu, copies=copies, machines=machines)
     assert finding.status == status
-    assert finding.facts["weight_bytes"] == 1000 * copies
+    assert finding.facts["weight_bytes"] == 1000 * copies // machines
     if status == "fail":
         assert "free 1000 B" in finding.advice
 
