@@ -106,7 +106,7 @@ def _exported(image: str) -> Archive:
     return Archive(image, path)
 
 
-def _of_one_program(image: str, program: programs.Program) -> Archive:
+def of_one_program(image: str, program: programs.Program) -> Archive:
     """An image with a static program as its only file."""
     with tempfile.TemporaryDirectory() as context:
         shutil.copy2(programs.build(program), Path(context) / program.name)
@@ -121,8 +121,8 @@ def cluster_archives() -> list[Archive]:
     """What every node needs to run pods and look up names."""
     install_packages("buildah")
     return [
-        _of_one_program(PAUSE_IMAGE, programs.PAUSE),
-        _of_one_program(COREDNS_IMAGE, programs.COREDNS),
+        of_one_program(PAUSE_IMAGE, programs.PAUSE),
+        of_one_program(COREDNS_IMAGE, programs.COREDNS),
     ]
 
 
