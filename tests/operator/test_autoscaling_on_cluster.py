@@ -1,12 +1,16 @@
 """What scales a service, on a real API server: one at a time, and none of them drops the count."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from pagelet.operator.kube.resources import AUTOSCALERS, SCALED_OBJECTS, SERVICES
+from pagelet.operator.planning.objects import HTTP_PORT
+from pagelet.protocol.router_metrics import DEMAND
 from support.broken_services import service as make
 from support.cluster import Api, condition, eventually, running_operator
 
@@ -41,8 +45,8 @@ SCALED_OBJECT_KIND = {
 @pytest.fixture
 def operator(control_plane: Path, namespace: str, tmp_path: Path) -> Iterator[None]:
     log = tmp_path / "operator.log"
-    budget = ("--accelerator-budget", f"{GPU}=4")
-    with running_operator(control_plane, namespace, log, *budget):
+    options = ("--accelerator-budget", f"{GPU}=4", "--autoscale-seconds", "1")
+    with running_operator(control_plane, namespace, log, *options):
         yield
     assert "Traceback" not in log.read_text(), log.read_text()
 
@@ -87,6 +91,48 @@ async def test_whoever_scales_the_count_stays(api: Api, namespace: str, operator
         found = condition(await api.service(namespace, NAME), "Valid")
         assert found["status"] == "True", found
     assert (await api.service(namespace, NAME))["spec"]["replicas"] == 3
+
+
+async def test_the_operator_scales_by_what_routers_tell(
+    api: Api, namespace: str, operator: None
+) -> None:
+    told = {"demand": 0.0}
+
+    async def metrics(request: web.Request) -> web.Response:
+        labels = f'service="{NAME}",model="m",pool="stable",target="kv"'
+        return web.Response(text=f"{DEMAND}{{{labels}}} {told['demand']}\n")
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.9", HTTP_PORT).start()  # where all pods are said to be
+    try:
+        scaling = {"minReplicas": 0, "maxReplicas": 3, "scaleDownSeconds": 1}
+        await api.create(SERVICES, namespace, make(name=NAME, autoscaling=scaling))
+
+        async def has(count: int) -> bool:
+            await api.run_pods(namespace)
+            await api.end_pods(namespace)
+            assert await replicas(api, namespace, NAME) == count
+            return True
+
+        await eventually(lambda: has(0))
+
+        async def is_ready() -> bool:
+            await has(0)
+            found = condition(await api.service(namespace, NAME), "Ready")
+            return bool((found.get("status"), found.get("reason")) == ("True", "ScaledToZero"))
+
+        await eventually(is_ready)
+        told["demand"] = 2.5
+        await eventually(lambda: has(3))
+        told["demand"] = 0.5
+        await eventually(lambda: has(1))
+    finally:
+        await runner.cleanup()
+    await asyncio.sleep(5)  # in which nobody tells anything, several times
+    assert await has(1)
 
 
 async def test_services_share_a_budget_by_priority(
