@@ -157,5 +157,6 @@ class DraftPace:
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """What came of a step that was to draft: 0 drafts if there was nothing to be found."""
         self._tries += 1
-        self._found += _FOUND_WEIGHT * ((num_drafts > 0) - self._found)
+        weight = max(_FOUND_WEIGHT, 1 / self._tries)
+        self._found += weight * ((num_drafts > 0) - self._found)
         self._acceptance.observe(num_drafts, num_accepted)

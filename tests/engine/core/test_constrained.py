@@ -17,6 +17,7 @@ from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.speculation import SpeculationOptions
 from pagelet.protocol.structured import Grammar, StructuredOutput, Thinking
 
 GRAMMAR = json_schema_grammar(
@@ -45,7 +46,7 @@ def store(vocabulary):
 
 @pytest.fixture
 def make_core(vocabulary, store):
-    def make(num_blocks=400, step_seconds=0.0, async_scheduling=True, stages=1):
+    def make(num_blocks=400, step_seconds=0.0, async_scheduling=True, stages=1, speculation=None):
         options = EngineOptions(
             model=ModelOptions(source="simulated"),
             cache=CacheOptions(block_size=8),
@@ -55,6 +56,7 @@ def make_core(vocabulary, store):
         )
         options.simulated.step_seconds = step_seconds
         options.parallel.pipeline_parallel_size = stages
+        options.speculation = speculation
         executor = SimulatedExecutor(options.simulated, vocabulary.size, num_blocks=num_blocks)
         return EngineCore(options, executor, 256, store)
 
@@ -129,6 +131,35 @@ def test_answers_match_alone_together_and_after_preemption(
             assert end.finish_reason == "stop"
             assert end.ends_in_text
             assert 12 <= len(json.loads(text_of(vocabulary, together[each.request_id]))) <= 14
+
+
+def test_drafts_change_no_answer_and_are_cut_where_the_grammar_ends_them(make_core):
+    wanted = [
+        request(i, GRAMMAR, thinking=Thinking(3, 5, begun=False) if i == 4 else None)
+        for i in range(1, 5)
+    ]
+    plain, plain_ends = run(make_core(), wanted)
+    options = SpeculationOptions(
+        method="ngram", num_speculative_tokens=6, prompt_lookup_min=1, adaptive=False
+    )
+    core = make_core(num_blocks=70, speculation=options)
+    drafted = accepted = 0
+    take_stats = core.scheduler.take_stats
+
+    def counting():
+        nonlocal drafted, accepted
+        stats = take_stats()
+        drafted += stats.speculation.num_draft_tokens
+        accepted += stats.speculation.num_accepted_tokens
+        return stats
+
+    core.scheduler.take_stats = counting
+    tokens, ends = run(core, wanted)
+    assert tokens == plain
+    for request_id, end in ends.items():
+        assert end.finish_reason == plain_ends[request_id].finish_reason
+        assert end.ends_in_text == (request_id != 4), "which thinks on and on"
+    assert drafted > accepted > 5, "both must be in play"
 
 
 def test_an_answer_goes_on_where_another_engine_broke_off(make_core):
