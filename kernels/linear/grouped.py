@@ -54,7 +54,7 @@ class GroupedWeight:
         """From uint8 values [out_size, in_size] from 0 to 15."""
         out_size, in_size = values.shape
         halves = functional.pad(values, (0, -in_size % BLOCK)).view(out_size, -1, 2, BLOCK // 2)
-        packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+        packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).contiguous()
         return cls("int4", packed, scales, minima, group_size, in_size)
 
     @classmethod
@@ -64,7 +64,7 @@ class GroupedWeight:
         out_size, in_size = weight.shape
         if kind == "fp8":
             scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
-            values = (weight / scales).to(torch.float8_e4m3fn)
+            values = (weight / scales).to(torch.float8_e4m3fn).contiguous()
             size = -(-in_size // BLOCK) * BLOCK
             return cls("fp8", values, scales.T.contiguous(), None, size, in_size)
         groups = functional.pad(weight, (0, -in_size % GROUP)).view(out_size, -1, GROUP)

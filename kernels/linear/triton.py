@@ -110,6 +110,9 @@ def grouped_linear(
         x = x.contiguous()
     out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
     values = weight.values
+    assert values.is_contiguous()
+    assert weight.scales.is_contiguous()
+    assert weight.minima is None or weight.minima.is_contiguous()
     tile = choose_tile(architecture(x.device), num_tokens, weight, x.dtype.itemsize)
     launch(
         grouped_linear_kernel,

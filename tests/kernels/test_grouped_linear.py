@@ -21,7 +21,8 @@ def random_weight(
     size = group or -(-in_size // 64) * 64
     scales = torch.rand(-(-in_size // size), out_size, generator=random) + 0.5
     if kind == "int4":
-        values = torch.randint(0, 16, shape, generator=random, dtype=torch.uint8)
+        # As GPTQ and AWQ have them, the inputs before the outputs.
+        values = torch.randint(0, 16, shape[::-1], generator=random, dtype=torch.uint8).T
         minima = -8 * torch.rand(scales.shape, generator=random)
         return GroupedWeight.from_int4(values, scales / 8, minima, size)
     if kind == "int8":

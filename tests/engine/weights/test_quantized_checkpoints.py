@@ -18,7 +18,8 @@ from pagelet.engine.source import ModelFiles, resolve
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor, StoredTensor, as_floats
-from pagelet.kernels.linear import packed_reference
+from pagelet.kernels.linear import grouped_linear, packed_reference
+from pagelet.kernels.moe import moe
 from pagelet.protocol.errors import ModelSourceError
 from support.paged import PagedHarness, logits_of_all
 from support.quantized_files import FORMATS
@@ -127,6 +128,19 @@ def test_weights_that_stay_quantised_give_the_same_logits(format_name: str, writ
     assert model.linear_formats == ({kind} if kind else set())
     widened = check_logits(oracle, folder)
     assert (model.weight_bytes < widened.weight_bytes) == (kind is not None)
+
+
+@pytest.mark.parametrize("format_name", ["awq", "ct-fp8-blocks"])
+@torch.inference_mode()
+def test_triton_kernels_give_the_same_logits(
+    format_name: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the products and of the mixture, in the interpreter."""
+    oracle, folder = write(format_name, "Qwen3MoeForCausalLM")
+    for op in (grouped_linear, moe):
+        monkeypatch.setattr(op, "_by_device", {"cpu": op.implementations["triton"]})
+    model = check_logits(oracle, folder, keep_quantized=True)
+    assert model.linear_formats == {kind_on_a_gpu(format_name)}
 
 
 def check_logits(oracle: Any, folder: Path, *, keep_quantized: bool = False) -> CausalLM:
