@@ -86,7 +86,8 @@ class MultiprocExecutor:
         self._folder = Path(tempfile.mkdtemp(prefix="pagelet-ranks-"))
         self._places = make_places(options.parallel)
         self._ready: list[Future[WorkerReady]] = [Future() for _ in self._places]
-        self._watch = RankWatch(self._places, self._is_stopped)
+        one_machine = options.parallel.nnodes == 1
+        self._watch = RankWatch(self._places, self._is_stopped, one_machine=one_machine)
         self._nodes: NodeServer | None = None
         rendezvous = f"file://{self._folder / 'rendezvous'}"
         parallel = options.parallel

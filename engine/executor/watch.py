@@ -16,6 +16,8 @@ _SILENT_SECONDS = 60.0
 """How long any other one is: an operation that keeps the interpreter's lock silences it too."""
 _DEADLOCK_SECONDS = 3.5
 """How long ranks that only wait for one another are."""
+_NETWORK_DEADLOCK_SECONDS = 30.0
+"""The same where large tensors may be on a slow way between machines."""
 
 
 @dataclasses.dataclass
@@ -37,11 +39,14 @@ class RankWatch:
         self,
         places: Sequence[RankPlace],
         is_stopped: Callable[[int], bool],
+        *,
+        one_machine: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_stopped` says of a rank's process whether a signal has stopped it."""
         self._places = places
         self._is_stopped = is_stopped
+        self._deadlock_seconds = _DEADLOCK_SECONDS if one_machine else _NETWORK_DEADLOCK_SECONDS
         self._clock = clock
         self._seen = [_Seen(clock(), clock()) for _ in places]
 
@@ -75,7 +80,7 @@ class RankWatch:
         stuck = bool(waiting) and all(
             seen.state != COMPUTING
             and now - seen.heard < 2 * BEAT_SECONDS
-            and now - seen.since > _DEADLOCK_SECONDS
+            and now - seen.since > self._deadlock_seconds
             for seen in self._seen
         )
         if not stuck:
@@ -84,7 +89,7 @@ class RankWatch:
             f"{place} is {_describe(seen)}"
             for place, seen in zip(self._places, self._seen, strict=True)
         )
-        return f"the ranks wait for one another since {_DEADLOCK_SECONDS:g} s: {states}"
+        return f"the ranks wait for one another since {self._deadlock_seconds:g} s: {states}"
 
 
 def _describe(seen: _Seen) -> str:

@@ -19,13 +19,18 @@ DETECTED_SECONDS = 5.0
 class Ranks:
     """Two stages of two ranks whose heartbeats the test sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_machine: bool = True) -> None:
         self.now = 100.0
         self.stopped: set[int] = set()
         self.states = [(COMPUTING, 0)] * 4
         self.silent: set[int] = set()
         places = [RankPlace(rank=rank, tp_size=2, pp_size=2) for rank in range(4)]
-        self.watch = RankWatch(places, lambda rank: rank in self.stopped, lambda: self.now)
+        self.watch = RankWatch(
+            places,
+            lambda rank: rank in self.stopped,
+            one_machine=one_machine,
+            clock=lambda: self.now,
+        )
 
     def run(self, seconds: float) -> tuple[float, str | None]:
         """Lets time pass; when a fault was found, after how long, and which."""
@@ -80,6 +85,13 @@ def test_ranks_that_wait_for_one_another_are_told_in_time(ranks: Ranks) -> None:
     assert fault is not None
     assert fault.startswith("the ranks wait for one another")
     assert "rank 1 (pipeline stage 0, tensor rank 1) is waiting for all_gather" in fault
+
+
+def test_a_network_may_take_longer() -> None:
+    ranks = Ranks(one_machine=False)
+    ranks.states = [("all_reduce", 3)] * 4
+    assert ranks.run(20) == (20, None)
+    assert ranks.run(20)[1] is not None
 
 
 def test_waits_that_end_are_no_deadlock(ranks: Ranks) -> None:
