@@ -1,6 +1,6 @@
 """Small random models in float64, so that rounding neither hides a fault nor makes one."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -39,7 +39,10 @@ def tiny_config(model: Any) -> ModelConfig:
 
 
 def tiny_options(
-    *, num_blocks: int = 64, tensor_parallel_size: int = 1, load_format: str = "auto"
+    *,
+    num_blocks: int = 64,
+    tensor_parallel_size: int = 1,
+    load_format: Literal["auto", "dummy"] = "auto",
 ) -> EngineOptions:
     """Options that suit the tiny models: float64, blocks of 8 tokens."""
     options = EngineOptions(
