@@ -294,6 +294,9 @@ class AsyncLLM:
             structured = await self._check_grammar(sampling.structured)
             for request in requests:
                 request.structured = structured
+        elif sampling.thinking is not None:
+            for request in requests:
+                request.structured = StructuredOutput(None, sampling.thinking)
         return self._start(wanted, len(requests[0].prompt_token_ids))
 
     def pool(

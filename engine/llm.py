@@ -129,6 +129,9 @@ class LLM:
                 structured = self._check_grammar(wanted.structured)
                 for child in children:
                     child.structured = structured
+            elif wanted.thinking is not None:
+                for child in children:
+                    child.structured = StructuredOutput(None, wanted.thinking)
             answers = [Answer(i, "", [], "", None, None) for i in range(len(children))]
             text = prompt if isinstance(prompt, str) else None
             completion = Completion(text, token_ids, answers, 0, None)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.sampling import SamplingParams
+from pagelet.protocol.structured import Thinking
 from pagelet.text.tokenizer import check_unicode
 
 MAX_N: Final = 128
@@ -27,7 +28,7 @@ MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_CHARACTERS: Final = 256
 
 
-_NOT_SAMPLING: Final = ("default_max_tokens", "structured", "truncate_prompt_tokens")
+_NOT_SAMPLING: Final = ("default_max_tokens", "structured", "thinking", "truncate_prompt_tokens")
 _INT64: Final = (-(2**63), 2**63 - 1)
 
 
@@ -63,6 +64,8 @@ class RequestedSampling:
     detokenize: bool | None = None
     structured: RequestedGrammar | None = None
     """What the answer must match."""
+    thinking: Thinking | None = None
+    """Bounds how long an answer without `structured` thinks; otherwise that says it."""
     truncate_prompt_tokens: int | None = None
     """Keep so many tokens of the prompt's end."""
 

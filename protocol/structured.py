@@ -32,10 +32,13 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
     end_token_id: int
     begun: bool
     """Whether the prompt ends inside of it; else the answer may begin with `begin_token_id`."""
+    budget: int | None = None
+    """Most tokens of it, the marks not counted: then comes `end_token_id`. None for no limit."""
 
 
 class StructuredOutput(msgspec.Struct, array_like=True, frozen=True):
     """A request's grammar, and what may come before it."""
 
-    grammar: Grammar
+    grammar: Grammar | None
+    """None if only the thinking is bounded."""
     thinking: Thinking | None = None

@@ -75,6 +75,14 @@ class MessageForms:
         Raises `InvalidRequest` for tools that cannot be served.
         """
         begun = self._thinking(prompt)
+        budgets = (body.thinking_budget, body.thinking_token_budget)
+        budget = min((limit for limit in budgets if limit is not None), default=None)
+        if budget is not None and (not self._thinks or self._thinking_tokens(False) is None):
+            raise InvalidRequest(
+                "this model's answers do not think between two tokens of its vocabulary: leave "
+                "'thinking_budget' out",
+                "thinking_budget",
+            )
         if begun is None and not body.callable_tools:
             return None
         tools = _tools_of(body)
@@ -86,10 +94,12 @@ class MessageForms:
                     f"'{param}' cannot go with tools that must be called, or are strict", param
                 )
             sampling.structured = RequestedGrammar(param="tools", lark=lark)
-        if begun is not None and sampling.structured is not None:
-            sampling.structured = dataclasses.replace(
-                sampling.structured, thinking=self._thinking_tokens(begun)
-            )
+        if begun is not None:
+            thinking = self._thinking_tokens(begun, budget)
+            if sampling.structured is not None:
+                sampling.structured = dataclasses.replace(sampling.structured, thinking=thinking)
+            elif budget is not None:
+                sampling.thinking = thinking
         if tool_format is not None and sampling.skip_special_tokens is None:
             marks = map(self._tokenizer.token_id, tool_format.special_tokens)
             if not self._tokenizer.special_ids.isdisjoint(marks):
@@ -108,9 +118,9 @@ class MessageForms:
             return None
         return prompt_state(self._tokenizer.decode(prompt[-_PROMPT_END:], False))
 
-    def _thinking_tokens(self, begun: bool) -> Thinking | None:
+    def _thinking_tokens(self, begun: bool, budget: int | None = None) -> Thinking | None:
         begin, end = self._tokenizer.token_id(BEGIN), self._tokenizer.token_id(END)
-        return None if begin is None or end is None else Thinking(begin, end, begun)
+        return None if begin is None or end is None else Thinking(begin, end, begun, budget)
 
     def _calls(
         self, body: ChatCompletionRequest, tools: list[Tool]

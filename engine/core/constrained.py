@@ -16,7 +16,7 @@ from pagelet.engine.scheduler.request import Request
 from pagelet.engine.step import SchedulerOutput, TokenMasks
 from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.engine.structured.backend import GrammarError, Matcher
-from pagelet.engine.structured.compile import mask_words
+from pagelet.engine.structured.compile import Compiler, mask_words
 from pagelet.engine.structured.store import GrammarStore
 from pagelet.protocol.engine import EngineCoreRequest
 
@@ -28,7 +28,7 @@ class ConstrainedRequests:
         self._store = store
         self._on_compiled = on_compiled
         self._compiling: dict[int, EngineCoreRequest] = {}
-        self._compiled: deque[tuple[int, Future[Matcher]]] = deque()
+        self._compiled: deque[tuple[int, Future[Matcher] | Future[Compiler]]] = deque()
 
     @property
     def store(self) -> GrammarStore:
@@ -46,16 +46,19 @@ class ConstrainedRequests:
         return bool(self._compiled)
 
     def add(self, request: EngineCoreRequest) -> None:
-        """A request stands aside until its grammar is there."""
+        """A request stands aside until its grammar is there, or, without one, the vocabulary."""
         assert request.structured is not None
         self._compiling[request.request_id] = request
-        request_id = request.request_id
-        self.store.compile(request.structured.grammar).add_done_callback(
+        request_id, grammar = request.request_id, request.structured.grammar
+        if grammar is None:
+            self.store.loaded().add_done_callback(lambda loaded: self._end(request_id, loaded))
+            return
+        self.store.compile(grammar).add_done_callback(
             lambda matcher: self._end(request_id, matcher)
         )
 
-    def _end(self, request_id: int, matcher: Future[Matcher]) -> None:
-        self._compiled.append((request_id, matcher))
+    def _end(self, request_id: int, compiled: Future[Matcher] | Future[Compiler]) -> None:
+        self._compiled.append((request_id, compiled))
         self._on_compiled()
 
     def abort(self, request_ids: Iterable[int]) -> None:
@@ -81,7 +84,9 @@ class ConstrainedRequests:
             elif error is not None:
                 taken.append((request, GrammarError(f"the grammar did not compile: {error!r}")))
             else:
-                taken.append((request, _begin(request, compiled.result(), self.store)))
+                result = compiled.result()
+                matcher = None if isinstance(result, Compiler) else result.fork()
+                taken.append((request, _begin(request, matcher, self.store)))
         return taken
 
     def masks(
@@ -128,12 +133,12 @@ def _fill_drafts(
 
 
 def _begin(
-    request: EngineCoreRequest, matcher: Matcher, store: GrammarStore
+    request: EngineCoreRequest, matcher: Matcher | None, store: GrammarStore
 ) -> ConstrainedAnswer | GrammarError:
     """An answer's place after the tokens that it has already."""
     assert request.structured is not None
     answer = ConstrainedAnswer(
-        matcher.fork(), request.structured.thinking, list(store.vocabulary.eos_token_ids)
+        matcher, request.structured.thinking, list(store.vocabulary.eos_token_ids)
     )
     for token_id in request.output_token_ids:
         if not answer.accept(token_id):

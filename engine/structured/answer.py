@@ -10,33 +10,36 @@ from pagelet.protocol.structured import Thinking
 
 
 class ConstrainedAnswer:
-    """A matcher, and the thinking that may come before what it matches.
+    """A matcher, and the thinking that may come before what it matches; without a matcher every
+    text may follow.
 
-    While the model thinks every token is allowed but those that end the answer. An answer whose
-    prompt does not end in thinking may begin with it, or with the grammar at once.
+    While the model thinks every token is allowed but, before a matcher's text, those that end the
+    answer; when the budget is used up, only the end of the thinking is. An answer whose prompt does
+    not end in thinking may begin with it, or with the text at once.
     """
 
     def __init__(
-        self, matcher: Matcher, thinking: Thinking | None, eos_token_ids: list[int]
+        self, matcher: Matcher | None, thinking: Thinking | None, eos_token_ids: list[int]
     ) -> None:
         self._matcher = matcher
         self._thinking = thinking
         self._eos_token_ids = eos_token_ids
         self._thinks = thinking is not None and thinking.begun
         self._may_begin = thinking is not None and not thinking.begun
+        self._num_thoughts = 0
         self.error = ""
         """Why the last call said False."""
 
     def fork(self) -> Self:
         """The same place, from which another answer can go on."""
         other = copy.copy(self)
-        other._matcher = self._matcher.fork()
+        other._matcher = None if self._matcher is None else self._matcher.fork()
         return other
 
     @property
     def finished(self) -> bool:
         """Whether the answer is complete and nothing can follow."""
-        return not self._thinks and self._matcher.finished
+        return not self._thinks and self._matcher is not None and self._matcher.finished
 
     def accept(self, token_id: int) -> bool:
         """Goes on by one token; False if it is not allowed here."""
@@ -44,13 +47,14 @@ class ConstrainedAnswer:
         if thinking is not None:
             if self._thinks:
                 self._thinks = token_id != thinking.end_token_id
+                self._num_thoughts += 1
                 return True
             if self._may_begin:
                 self._may_begin = False
                 if token_id == thinking.begin_token_id:
                     self._thinks = True
                     return True
-        if self._matcher.accept(token_id):
+        if self._matcher is None or self._matcher.accept(token_id):
             return True
         self.error = self._matcher.error or "a token does not match the grammar"
         return False
@@ -58,9 +62,18 @@ class ConstrainedAnswer:
     def fill(self, row: MaskRow) -> bool:
         """Writes which tokens may come next; False if none may."""
         if self._thinks:
+            assert self._thinking is not None
+            budget = self._thinking.budget
+            if budget is not None and self._num_thoughts >= budget:
+                row.fill(0)
+                _set_bit(row, self._thinking.end_token_id, True)
+                return True
             row.fill(-1)
-            for token_id in self._eos_token_ids:
+            for token_id in self._eos_token_ids if self._matcher is not None else ():
                 _set_bit(row, token_id, False)
+            return True
+        if self._matcher is None:
+            row.fill(-1)
             return True
         if not self._matcher.fill(row):
             self.error = self._matcher.error or "the grammar allows no further token"

@@ -33,9 +33,15 @@ class GrammarStore:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The model's tokens; a grammar must have been compiled."""
+        """The model's tokens; waits until they are `loaded`."""
         assert self._compiler is not None
         return self._compiler.result().vocabulary
+
+    def loaded(self) -> Future[Compiler]:
+        """Done once `vocabulary` can be asked for."""
+        self.preload()
+        assert self._compiler is not None
+        return self._compiler
 
     def compile(self, grammar: Grammar) -> Future[Matcher]:
         """A matcher to be forked, perhaps only to come. Fails with `GrammarError`, or with whatever

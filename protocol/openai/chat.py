@@ -121,6 +121,10 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None
     """Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
+    thinking_budget: Annotated[Integer, Field(ge=0)] | None = None
+    """Most tokens to think; then the answer must come."""
+    thinking_token_budget: Annotated[Integer, Field(ge=0)] | None = None
+    """vLLM's name of it; the smaller counts."""
     include_reasoning: bool | None = None
     """False leaves `reasoning_content` out."""
 

@@ -233,3 +233,40 @@ def test_the_grammar_begins_after_the_thinking(make_core, vocabulary, begun):
     else:
         tokens, _ = run(make_core(), [request(1, grammar, thinking=thinking)])
         assert tokens[1][0] == begin or text_of(vocabulary, tokens[1]) == "yes"
+
+
+@pytest.mark.parametrize("grammar", [None, GRAMMAR])
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_thinking_ends_when_its_budget_is_used_up(make_core, vocabulary, grammar, begun, budget):
+    """The simulated runner draws any allowed token: the end of the thinking only if it must."""
+    begin, end = 17, 18
+    thinking = Thinking(begin, end, begun, budget)
+    structured = StructuredOutput(grammar, thinking)
+    # One that may begin with thinking and has begun with it elsewhere.
+    bounded = request(1, output=() if begun else (begin,))
+    bounded.structured = structured
+    tokens, ends = run(make_core(), [bounded, request(2, None)])
+    assert tokens[1][:budget].count(end) == 0
+    assert tokens[1][budget] == end
+    assert len(tokens[2]) == 160, "a request beside it is not touched"
+    if grammar is None:
+        assert len(tokens[1]) + (not begun) == 160
+    else:
+        assert ends[1].finish_reason == "stop"
+        json.loads(text_of(vocabulary, tokens[1][budget + 1 :]))
+
+
+def test_a_budget_that_is_used_up_elsewhere_ends_the_thinking_at_once(make_core):
+    bounded = request(1, output=[5, 6, 7])
+    bounded.structured = StructuredOutput(None, Thinking(17, 18, True, 3))
+    tokens, _ = run(make_core(), [bounded])
+    assert tokens[1][0] == 18
+
+
+def test_an_answer_that_does_not_think_has_no_budget(make_core):
+    plain = request(1, output=[5])
+    plain.structured = StructuredOutput(None, Thinking(17, 18, False, 0))
+    tokens, _ = run(make_core(), [plain])
+    assert len(tokens[1]) == 159
+    assert 18 not in tokens[1][:5]
