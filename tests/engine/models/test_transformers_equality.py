@@ -1,5 +1,6 @@
 """Logits of every architecture equal those of transformers, on tiny models with odd settings."""
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -14,6 +15,8 @@ from pagelet.engine.layers.context import ALONE
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.models.registry import MODELS, build_model
 from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.kernels.dispatch import Op
+from pagelet.kernels.gpu.compile import operations
 from support.paged import PagedHarness, logits_of_all, recorded_forward
 
 TINY: dict[str, Any] = {
@@ -140,6 +143,33 @@ def make_checkpoint(case: str, folder: Path) -> Any:
             parameter.data += 1
     model.save_pretrained(folder)
     return model
+
+
+ON_TRITON = ["llama-gqa-llama3-rope-biases", "qwen3", "gemma3", "qwen3-moe"]
+
+
+@pytest.mark.parametrize("case", ON_TRITON)
+@torch.no_grad()
+def test_logits_in_the_interpreter_of_triton_equal_transformers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: every operation that has a Triton kernel runs it."""
+    for name in operations():
+        for op in vars(importlib.import_module(f"pagelet.kernels.{name}")).values():
+            if isinstance(op, Op) and "triton" in op.implementations:
+                monkeypatch.setitem(op._by_device, "cpu", op.implementations["triton"])
+    oracle = make_checkpoint(case, tmp_path)
+    config = model_config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    model = build_model(config, torch.float32, "cpu", ALONE)
+    model.load_weights(load_file(tmp_path / "model.safetensors").items())
+    rng = random.Random(case)
+    harness = PagedHarness(config, torch.float32, rng)
+    for length in (1, 7):
+        harness.add([rng.randrange(config.vocab_size) for _ in range(length)])
+    computed = logits_of_all(model, harness, rng, None)
+    for sequence, logits in zip(harness.sequences, computed, strict=True):
+        expected = oracle(torch.tensor([sequence.tokens])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("path", ["torch", "cpu_library"])
