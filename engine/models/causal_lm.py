@@ -201,9 +201,9 @@ class CausalLM(abc.ABC):
         missing = set(wanted)
         unexpected = []
         for name, tensor in tensors:
-            if name not in wanted and _is_empty_bias(name, tensor):
-                continue
             if name not in wanted and self._is_elsewhere(name):
+                continue
+            if name not in wanted and _is_empty_bias(name, tensor):
                 continue
             if name not in wanted:
                 # A tied head is the embedding; some checkpoints store it twice. A model that does

@@ -241,20 +241,7 @@ def test_a_rank_that_is_gone(
     sent: signal.Signals,
     cause: str,
 ) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 49152,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "float32",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     server = serve(
         *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
         *("--num-blocks", "2000", *layout),

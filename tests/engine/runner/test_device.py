@@ -40,7 +40,7 @@ def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device.choose_device("auto", 1) == torch.device("cuda", 1)
     assert device.choose_device("cpu", 1) == CPU
-    with pytest.raises(ConfigurationError, match="lower --tensor-parallel-size x .* to 2"):
+    with pytest.raises(ConfigurationError, match=r"lower --tensor-parallel-size x .* to 2"):
         device.choose_device("cuda", 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert device.choose_device("auto", 1) == CPU
