@@ -12,7 +12,12 @@ from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.inputs import StepInputs
 from pagelet.engine.runner.state import RequestRows
-from pagelet.engine.weights.adapter_config import WEIGHTS, read_scaling, tensor_place
+from pagelet.engine.weights.adapter_config import (
+    WEIGHTS,
+    check_unchanged,
+    read_scaling,
+    tensor_place,
+)
 from pagelet.protocol.errors import ModelSourceError
 from pagelet.protocol.lora import LoraAdapter
 
@@ -44,7 +49,7 @@ class Adapters:
 
     def begin(self, inputs: StepInputs, rows: RequestRows) -> dict[int, str]:
         """Tells the layers which adapters a step has. Returns why requests cannot go on, by index
-        in the batch: their adapters' files are gone or damaged by now."""
+        in the batch: their adapters' files are gone or others by now."""
         self._batch.groups.clear()
         if not rows.adapters:
             return {}
@@ -67,14 +72,16 @@ class Adapters:
 
     def _get(self, adapter: LoraAdapter) -> _Weights:
         if adapter.digest not in self._loaded:
-            self._loaded[adapter.digest] = self._load(Path(adapter.path))
+            self._loaded[adapter.digest] = self._load(adapter)
             if len(self._loaded) > self._capacity:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(adapter.digest)
         return self._loaded[adapter.digest]
 
-    def _load(self, folder: Path) -> _Weights:
+    def _load(self, adapter: LoraAdapter) -> _Weights:
         """This rank's share of it. Raises ModelSourceError."""
+        folder = Path(adapter.path)
+        check_unchanged(adapter)
         scaling = read_scaling(folder)
         sides: dict[str, dict[str, torch.Tensor]] = {}
         try:

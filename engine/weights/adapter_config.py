@@ -41,11 +41,15 @@ class AdapterScaling:
             (
                 alpha
                 for pattern, alpha in self.alpha_pattern.items()
-                if re.fullmatch(rf"(.*\.)?({pattern})", module)
+                if _ends_with(pattern).fullmatch(module)
             ),
             self.alpha,
         )
         return alpha / (rank**0.5 if self.by_root else rank)
+
+
+def _ends_with(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({pattern})")
 
 
 def tensor_place(name: str) -> tuple[str, Literal["A", "B"]] | None:
@@ -58,9 +62,11 @@ def tensor_place(name: str) -> tuple[str, Literal["A", "B"]] | None:
 def read_scaling(folder: Path) -> AdapterScaling:
     """Raises ModelSourceError for a kind of adapter that is not supported."""
     path = folder / _CONFIG
+    if path.exists() and not path.is_file():  # such as a pipe, which a read would wait for
+        raise ModelSourceError(f"{path}: is not a file; give PEFT's folder")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path}: cannot be read: {error}; give PEFT's folder") from error
     if not isinstance(config, dict):
         raise ModelSourceError(f"{path}: holds no JSON object")
@@ -74,6 +80,13 @@ def read_scaling(folder: Path) -> AdapterScaling:
             )
     patterns = Fields(fields.mapping("alpha_pattern"), f"{path}: `alpha_pattern`")
     alphas = {pattern: patterns.number(pattern) for pattern in patterns}
+    for pattern in alphas:
+        try:
+            _ends_with(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ModelSourceError(
+                f"{path}: `alpha_pattern` has {pattern!r}, which is no regular expression: {error}"
+            ) from error
     by_root = bool(config.get("use_rslora"))
     return AdapterScaling(fields.number("lora_alpha"), alphas, by_root)
 
@@ -91,10 +104,25 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) ->
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelSourceError(f"{path}: damaged: {error}; copy it again") from error
     _check_shapes(path, shapes, config, max_rank)
+    return LoraAdapter(name, str(folder.resolve()), _digest(folder))
+
+
+def check_unchanged(adapter: LoraAdapter) -> None:
+    """Raises ModelSourceError if its files are not those that were checked when it was named: they
+    may not fit, and their products would be taken for those of the others."""
+    try:
+        same = _digest(Path(adapter.path)) == adapter.digest
+    except OSError as error:
+        raise ModelSourceError(f"{adapter.path}: cannot be read: {error}") from error
+    if not same:
+        raise ModelSourceError(f"{adapter.path}: its files have changed: load it again")
+
+
+def _digest(folder: Path) -> str:
     digest = hashlib.sha256((folder / _CONFIG).read_bytes())
-    with path.open("rb") as weights:
+    with (folder / WEIGHTS).open("rb") as weights:
         digest.update(hashlib.file_digest(weights, "sha256").digest())
-    return LoraAdapter(name, str(folder.resolve()), digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _check_shapes(

@@ -1,5 +1,7 @@
 """LoRA adapters in a runner: one batch of several and of none equals the merged models alone."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.weights.adapter_config import read_adapter
 from pagelet.protocol.config import LoraOptions
+from pagelet.protocol.errors import ModelSourceError
 from support.adapters import ATTENTION, MLP, save_adapter
 from support.hand_scheduler import HandScheduler
 from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
@@ -123,3 +126,31 @@ def test_an_adapter_that_is_gone_fails_its_request_alone(tmp_path):
     assert "adapter 'a0'" in gone.error
     assert gone.token_ids == []
     assert plain.token_ids == greedy(model, PROMPT, 1)
+
+
+def test_an_adapter_whose_files_have_changed_fails_its_request_alone(tmp_path):
+    model = tiny_transformers_model("Llama")
+    [(adapter, _), *_] = three_adapters(model, tmp_path)
+    # Of another shape, so that it would not even multiply.
+    save_adapter(tmp_path / "0", tiny_transformers_model("Llama", hidden_size=16), 0, 4, ATTENTION)
+    runner, hand = make(model)
+    hand.add(0, PROMPT, lora=adapter)
+    hand.add(1, PROMPT)
+    changed, plain = runner.execute(hand.plan([0, 1])).sampled
+    assert "files have changed: load it again" in changed.error
+    assert plain.token_ids == greedy(model, PROMPT, 1)
+
+
+@pytest.mark.parametrize("pattern", ["(", "q_proj)", "*", "(?P<n>x)(?P<n>y)", "a{99999999999}"])
+def test_an_alpha_pattern_that_is_no_regular_expression_is_refused(pattern, tmp_path):
+    model = tiny_transformers_model("Llama")
+    save_adapter(tmp_path, model, 0, 4, ("q_proj",), alpha_pattern={pattern: 3})
+    with pytest.raises(ModelSourceError, match="no regular expression"):
+        read_adapter("a", tmp_path, tiny_config(model), 8)
+
+
+def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):
+    model = tiny_transformers_model("Llama")
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with pytest.raises(ModelSourceError, match="is not a file"):
+        read_adapter("a", tmp_path, tiny_config(model), 8)
