@@ -8,7 +8,7 @@ block, since blocks are shared among requests and outlive them.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,15 +16,16 @@ import torch.nn.functional as F
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import KVGroup, KVLayout
+from pagelet.engine.layers.context import ALONE
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.device import to_device
-from pagelet.engine.runner.graphs import Forward
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
+from pagelet.engine.runner.kv_pages import PageShape
+from pagelet.engine.runner.load_model import LoadedModel, Weights, load_model
 from pagelet.engine.runner.sampler import guess_tokens, raw_logits
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import SampledToken, ScheduledRequest, SchedulerOutput
-from pagelet.engine.weights.quantized_tensor import StoredTensor
+from pagelet.protocol.config import EngineOptions
 
 _CATCH_UP_TOKENS = 256
 """Most tokens that were missed and are read in one step, which would else become too long."""
@@ -35,7 +36,7 @@ class DraftSource:
     """What to load."""
 
     config: ModelConfig
-    weights: Iterable[tuple[str, StoredTensor]] | None
+    weights: Weights | None
     """None: random ones."""
 
 
@@ -53,9 +54,39 @@ def check_draft(config: ModelConfig, layout: KVLayout, max_model_len: int) -> No
         )
 
 
-def draft_layout(num_layers: int, page_bytes: int) -> KVLayout:
-    """Of a draft model's own pages: all in the blocks of one group."""
-    return KVLayout((KVGroup(tuple(range(num_layers)), None),), num_layers, page_bytes)
+@dataclasses.dataclass(frozen=True)
+class LoadedDraft:
+    """A draft model without a KV cache yet."""
+
+    loaded: LoadedModel
+    page: PageShape
+    layout: KVLayout
+    """Of its own pages: all in the blocks of one group."""
+
+    @classmethod
+    def load(
+        cls,
+        source: DraftSource,
+        options: EngineOptions,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "LoadedDraft":
+        """Every rank has all of it: it is small, and what it says need not be sent from one to
+        another. Raises `ConfigurationError`."""
+        assert options.speculation is not None
+        loaded = load_model(
+            source.config,
+            source.weights,
+            options,
+            options.speculation.quantization,
+            dtype=dtype,
+            device=device,
+            ranks=ALONE,
+        )
+        page = PageShape.of(source.config, options.cache.block_size, loaded.kv_dtype)
+        layers = tuple(range(source.config.num_layers))
+        layout = KVLayout((KVGroup(layers, None),), len(layers), page.num_bytes)
+        return cls(loaded, page, layout)
 
 
 class DraftModel:
@@ -63,22 +94,24 @@ class DraftModel:
 
     def __init__(
         self,
-        model: CausalLM,
-        forward: Forward,
+        draft: LoadedDraft,
         rows: RequestRows,
         layout: KVLayout,
         num_blocks: int,
         vocab_size: int,
-        max_tokens: int,
+        options: EngineOptions,
+        max_model_len: int,
     ) -> None:
-        """`layout` and `vocab_size` are the model's that it drafts for; `forward` gets the metadata
-        of the first group of full attention, and at most `max_tokens` tokens at once."""
-        self._model = model
-        self._forward = forward
+        """`layout`, `num_blocks` and `vocab_size` are those of the model that it drafts for. It
+        gets the metadata of the first group of full attention."""
+        self._model = draft.loaded.model
+        layers = range(self._model.config.num_layers)
+        kv = draft.page.allocate(draft.layout, layers, num_blocks, self._model.placement.device)
+        self._forward = draft.loaded.bind(kv, 1, options, max_model_len)
         self._vocab_size = vocab_size
         self._rows = rows
         self._group = [group.sliding_window for group in layout.groups].index(None)
-        self._max_tokens = max_tokens
+        self._max_tokens = options.scheduler.max_num_batched_tokens
         self._num_read = np.zeros(num_blocks, np.int64)
         """Of each block the tokens from its first one on whose keys and values are there."""
 

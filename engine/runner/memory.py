@@ -11,12 +11,10 @@ import torch
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.host_memory import read_host_memory
-from pagelet.engine.kv.spec import KVLayout, make_layout
-from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
+from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.engine.weights.adapter_config import largest_adapter_parameters
-from pagelet.kernels.paged_attention.pages import token_size
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
 
 _MIB = 1 << 20
@@ -46,13 +44,6 @@ class DeviceMemory:
     """Who else uses it, in words for an error message."""
     remedy: str = "Free memory"
     """What makes more of it free, in words for an error message."""
-
-
-def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int) -> KVLayout:
-    """How the model's layers share pages on one rank; `dtype` is the KV cache's."""
-    heads = kv_heads_per_rank(config.num_kv_heads, tp_size)
-    page_bytes = 2 * block_size * heads * token_size(config.head_dim, dtype) * dtype.itemsize
-    return make_layout([config.window(layer) for layer in range(config.num_layers)], page_bytes)
 
 
 def read_device_memory(device: torch.device, weight_bytes: int, cpu: CpuOptions) -> DeviceMemory:

@@ -1,33 +1,19 @@
 """Runs steps: state rows, forward pass, sampling."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.kv.spec import KVLayout, stage_layout
-from pagelet.engine.layers.context import (
-    ALONE,
-    ForwardContext,
-    KVBinding,
-    Ranks,
-)
+from pagelet.engine.kv.spec import stage_layout
+from pagelet.engine.layers.context import ALONE, Ranks
 from pagelet.engine.layers.lora import LoraBatch
 from pagelet.engine.layers.pipeline import stage_layers
-from pagelet.engine.layers.placement import Packing
-from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
-from pagelet.engine.models.causal_lm import CausalLM
-from pagelet.engine.models.registry import build_model
 from pagelet.engine.runner.adapters import Adapters
 from pagelet.engine.runner.cpu_forward import (
     QUANTIZED_FORMATS,
-    CpuForward,
-    choose_packing,
     compile_kernels,
     describe_kernels,
     limit_threads,
@@ -37,11 +23,10 @@ from pagelet.engine.runner.device import choose_device, choose_dtype, to_device
 from pagelet.engine.runner.draft_model import (
     DraftModel,
     DraftSource,
+    LoadedDraft,
     check_draft,
-    draft_layout,
 )
 from pagelet.engine.runner.graphs import (
-    Forward,
     GraphBackend,
     GraphForward,
     choose_capture_sizes,
@@ -50,12 +35,13 @@ from pagelet.engine.runner.graphs import (
     make_graph_backend,
 )
 from pagelet.engine.runner.inputs import build_inputs
+from pagelet.engine.runner.kv_pages import PageShape, kv_layout
+from pagelet.engine.runner.load_model import Weights, load_model
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
     activation_bytes,
     adapter_bytes,
     count_blocks,
-    kv_layout,
     out_of_memory_named,
     read_device_memory,
 )
@@ -72,10 +58,7 @@ from pagelet.engine.step import (
     SchedulerOutput,
     TokenMasks,
 )
-from pagelet.engine.weights.quantized_tensor import StoredTensor
-from pagelet.kernels.cpu.memory import empty_bytes
-from pagelet.kernels.paged_attention.pages import token_size
-from pagelet.protocol.config import EngineOptions, KVCacheDType, Quantization, SchedulerOptions
+from pagelet.protocol.config import EngineOptions, SchedulerOptions
 
 
 class ModelRunner:
@@ -85,7 +68,7 @@ class ModelRunner:
         self,
         options: EngineOptions,
         config: ModelConfig,
-        weights: Iterable[tuple[str, StoredTensor]] | None,
+        weights: Weights | None,
         max_model_len: int,
         *,
         device_index: int = 0,
@@ -109,46 +92,36 @@ class ModelRunner:
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
         compile_kernels(self.device, stage)
         limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)
-        block_size = options.cache.block_size
-        packings = self._choose_packings(options.model.quantization, config.head_dim, block_size)
-        kv_dtype = _choose_kv_dtype(
-            options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
-        )
+        self._options, self._max_model_len = options, max_model_len
         lora = LoraBatch() if options.lora.enabled else None
-        self._model = _load_model(
+        loaded = load_model(
             config,
             weights,
-            self.dtype,
-            self.device,
-            ranks,
-            packings,
-            lora,
-            quantization=options.model.quantization,
+            options,
+            options.model.quantization,
+            dtype=self.dtype,
+            device=self.device,
+            ranks=ranks,
+            lora=lora,
         )
+        self._model = loaded.model
         self._adapters: Adapters | None = None
         if lora is not None:
             self._adapters = Adapters(self._model, lora, options.lora.max_cpu_loras)
         stage("making the KV cache")
+        block_size = options.cache.block_size
         layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
-        self.layout = stage_layout(kv_layout(config, block_size, kv_dtype, tp.size), layers)
-        self._draft: DraftModel | None = None
+        page = PageShape.of(config, block_size, loaded.kv_dtype, tp.size)
+        self.layout = stage_layout(kv_layout(config, page), layers)
         own_bytes = self._model.weight_bytes
+        self._draft: DraftModel | None = None
+        loaded_draft: LoadedDraft | None = None
         if draft is not None:
             check_draft(draft.config, self.layout, max_model_len)
-            draft_model, pages, draft_kv_dtype = self._load_draft(draft, options)
-            self.layout = dataclasses.replace(self.layout, draft_bytes=pages.block_bytes)
-            own_bytes += draft_model.weight_bytes
-        page_shape = (
-            kv_heads_per_rank(config.num_kv_heads, tp.size),
-            block_size,
-            token_size(config.head_dim, kv_dtype),
-        )
-
-        def make_cache(num_blocks: int) -> dict[int, KVBinding]:
-            return _make_kv_cache(
-                self.layout, layers, num_blocks, page_shape, kv_dtype, self.device
-            )
-
+            loaded_draft = LoadedDraft.load(draft, options, self.dtype, self.device)
+            block_bytes = loaded_draft.layout.block_bytes
+            self.layout = dataclasses.replace(self.layout, draft_bytes=block_bytes)
+            own_bytes += loaded_draft.loaded.model.weight_bytes
         self._rows = RequestRows(
             options.scheduler.max_num_seqs, max_model_len, block_size, self.layout, self.device
         )
@@ -159,18 +132,19 @@ class ModelRunner:
         sizes = choose_capture_sizes(
             options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
         )
+
+        def use_cache(num_blocks: int) -> None:
+            self._kv = page.allocate(self.layout, layers, num_blocks, self.device)
+            self._eager_forward = self._forward = loaded.bind(
+                self._kv, len(self.layout.groups), options, max_model_len
+            )
+
         if measurable(self.device):
             stage("measuring the largest step")
-            self._kv = make_cache(NUM_BLOCKS)
-            self._forward = self._make_forward(
-                self._model, self._kv, len(self.layout.groups), options, max_model_len
-            )
-            self._eager_forward = self._forward
-            activations = self._measure_worst_step(options, max_model_len)
+            use_cache(NUM_BLOCKS)
+            activations = self._measure_worst_step()
             if graphs is not None:
-                activations += graph_bytes(
-                    sizes, self._measure_decode(sizes[-1], options, max_model_len)
-                )
+                activations += graph_bytes(sizes, self._measure_decode(sizes[-1]))
         else:
             activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
@@ -183,14 +157,10 @@ class ModelRunner:
         )
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
-        self._kv = make_cache(self.num_blocks)
-        self._forward = self._make_forward(
-            self._model, self._kv, len(self.layout.groups), options, max_model_len
-        )
-        self._eager_forward = self._forward
+        use_cache(self.num_blocks)
         if graphs is not None:
             self._forward = GraphForward(
-                self._forward,
+                self._eager_forward,
                 graphs,
                 sizes,
                 num_groups=len(self.layout.groups),
@@ -199,30 +169,21 @@ class ModelRunner:
                 device=self.device,
                 stage=stage,
             )
-        if draft is not None:
-            page_shape = (
-                draft.config.num_kv_heads,
-                block_size,
-                token_size(draft.config.head_dim, draft_kv_dtype),
-            )
-            draft_layers = range(draft.config.num_layers)
-            draft_kv = _make_kv_cache(
-                pages, draft_layers, self.num_blocks, page_shape, draft_kv_dtype, self.device
-            )
+        if loaded_draft is not None:
             self._draft = DraftModel(
-                draft_model,
-                self._make_forward(draft_model, draft_kv, 1, options, max_model_len),
+                loaded_draft,
                 self._rows,
                 self.layout,
                 self.num_blocks,
                 config.vocab_size,
-                options.scheduler.max_num_batched_tokens,
+                options,
+                max_model_len,
             )
         formats = self._model.linear_formats
         self.info = RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+            kv_cache_dtype=str(loaded.kv_dtype).removeprefix("torch."),
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
                 formats,
@@ -232,34 +193,13 @@ class ModelRunner:
             + describe_graphs(self._forward),
         )
 
-    def _choose_packings(
-        self, quantization: Quantization, head_dim: int, block_size: int
-    ) -> tuple[Packing, Packing] | None:
-        """For layers and head; None if the model is to run on torch's operations."""
-        if quantization == "fp8" and self.device.type == "cpu":
-            raise ConfigurationError(
-                "--quantization fp8 is for a GPU: on a CPU give int8, which reads as few bytes"
-            )
-        reason = why_not_recorded(self.device, self.dtype, head_dim, block_size)
-        if reason is None:
-            return choose_packing(quantization, self.dtype)
-        if quantization in ("int8", "int4") and self.device.type == "cpu":
-            raise ConfigurationError(
-                f"--quantization {quantization} needs the CPU library, which cannot run this model "
-                f"here: {reason}. Leave --quantization out"
-            )
-        if quantization == "int4":
-            raise ConfigurationError(
-                "--quantization int4 is for the CPU: on a GPU give int8 or fp8, or take a "
-                "checkpoint of 4 bits (GPTQ, AWQ or GGUF) and leave --quantization out"
-            )
-        return None
-
     @torch.inference_mode()
-    def _measure_decode(self, size: int, options: EngineOptions, max_model_len: int) -> int:
+    def _measure_decode(self, size: int) -> int:
         """Bytes that the layers need for a decode step of so many requests. All ranks run it."""
         scheduler = SchedulerOptions(max_num_seqs=size, max_num_batched_tokens=size)
-        plan, after = worst_step(scheduler, max_model_len, self.layout, options.cache.block_size)
+        plan, after = worst_step(
+            scheduler, self._max_model_len, self.layout, self._options.cache.block_size
+        )
         self._rows.update(plan)
         inputs = build_inputs(plan, self._rows)
         peak = peak_bytes(
@@ -269,11 +209,12 @@ class ModelRunner:
         self._rows.update(after)
         return peak
 
-    def _measure_worst_step(self, options: EngineOptions, max_model_len: int) -> int:
+    def _measure_worst_step(self) -> int:
         """What the largest step needs beside weights and KV cache, in bytes. All ranks run it."""
+        options = self._options
         plan, after = worst_step(
             options.scheduler,
-            max_model_len,
+            self._max_model_len,
             self.layout,
             options.cache.block_size,
             drafts=0 if options.speculation is None else MAX_DRAFT_TOKENS,
@@ -290,53 +231,6 @@ class ModelRunner:
             peak = peak_bytes(run, self.device)
         self._rows.update(after)
         return peak
-
-    def _load_draft(
-        self, draft: DraftSource, options: EngineOptions
-    ) -> tuple[CausalLM, KVLayout, torch.dtype]:
-        """A draft model without a KV cache yet, and that cache's layout and dtype. Every rank has
-        all of it: it is small, and what it says need not be sent from one to another."""
-        assert options.speculation is not None
-        config, block_size = draft.config, options.cache.block_size
-        packings = self._choose_packings(
-            options.speculation.quantization, config.head_dim, block_size
-        )
-        kv_dtype = _choose_kv_dtype(
-            options.cache.kv_cache_dtype, self.dtype, recorded=packings is not None
-        )
-        model = _load_model(
-            config,
-            draft.weights,
-            self.dtype,
-            self.device,
-            ALONE,
-            packings,
-            quantization=options.speculation.quantization,
-        )
-        page_bytes = kv_layout(config, block_size, kv_dtype, 1).page_bytes
-        return model, draft_layout(config.num_layers, page_bytes), kv_dtype
-
-    def _make_forward(
-        self,
-        model: CausalLM,
-        kv: Mapping[int, KVBinding],
-        num_groups: int,
-        options: EngineOptions,
-        max_model_len: int,
-    ) -> Forward:
-        """Over pages of `num_groups` KV groups, in some of which a pipeline stage has no layer."""
-        if model.placement.packing is not None:
-            return CpuForward(
-                model,
-                kv,
-                max_tokens=options.scheduler.max_num_batched_tokens,
-                max_requests=options.scheduler.max_num_seqs,
-                max_model_len=max_model_len,
-                num_groups=num_groups,
-            )
-        return lambda input_ids, positions, attention: model.forward(
-            input_ids, positions, ForwardContext(attention, kv)
-        )
 
     @property
     def asynchronous(self) -> bool:
@@ -425,81 +319,3 @@ class ModelRunner:
         if self._model.score is not None:
             return self._model.score(state)
         return self._compute_logits(state)[:, token_ids] if token_ids else state
-
-
-def _load_model(
-    config: ModelConfig,
-    weights: Iterable[tuple[str, StoredTensor]] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    ranks: Ranks,
-    packings: tuple[Packing, Packing] | None,
-    lora: LoraBatch | None = None,
-    *,
-    quantization: Quantization,
-) -> CausalLM:
-    try:
-        with out_of_memory_named(
-            device, "the weights", "Take a smaller model, or more --tensor-parallel-size"
-        ):
-            packing, head_packing = packings or (None, None)
-            model = build_model(
-                config,
-                dtype,
-                device,
-                ranks,
-                packing,
-                head_packing,
-                lora,
-                # On a CPU without its library such weights would be widened every step.
-                keep_quantized=device.type == "cuda" and quantization == "auto",
-                rounding=_rounding(quantization, device),
-            )
-            if weights is None:
-                model.init_dummy()
-            else:
-                model.load_weights(weights)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    return model
-
-
-def _rounding(quantization: Quantization, device: torch.device) -> Literal["int8", "fp8"] | None:
-    """What a GPU rounds the weights of linear layers to as it loads them."""
-    if device.type != "cuda" or quantization not in ("int8", "fp8"):
-        return None
-    return "int8" if quantization == "int8" else "fp8"
-
-
-def _choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:
-    """`dtype` is that of activations; `recorded` says that the CPU library runs the model."""
-    if asked == "auto":
-        return dtype
-    if recorded:
-        return getattr(torch, asked)  # type: ignore[no-any-return]
-    raise ConfigurationError(
-        f"--kv-cache-dtype {asked} needs the CPU library, which does not run this model here; "
-        "leave --kv-cache-dtype out"
-    )
-
-
-def _make_kv_cache(
-    layout: KVLayout,
-    layers: range,
-    num_blocks: int,
-    page_shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[int, KVBinding]:
-    """The pages of each of a stage's layers. Not zeroed, so that on a CPU they take memory when
-    they are used."""
-    shape = (2, num_blocks, *page_shape)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    slots = [
-        empty_bytes(num_bytes).view(dtype).view(shape)
-        if device.type == "cpu"
-        else torch.empty(shape, dtype=dtype, device=device)
-        for _ in range(layout.num_slots)
-    ]
-    places = {layer: layout.place(layer) for layer in layers}
-    return {layer: KVBinding(slots[slot], group) for layer, (group, slot) in places.items()}

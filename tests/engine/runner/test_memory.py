@@ -9,7 +9,8 @@ import torch
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.runner import memory
-from pagelet.engine.runner.memory import DeviceMemory, activation_bytes, count_blocks, kv_layout
+from pagelet.engine.runner.kv_pages import PageShape, kv_layout
+from pagelet.engine.runner.memory import DeviceMemory, activation_bytes, count_blocks
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.protocol.config import CacheOptions
 from support.hand_scheduler import HandScheduler
@@ -32,10 +33,14 @@ def blocks(total, free, own=0, activations=0, device="cpu", max_model_len=64, **
 
 def test_layout_has_a_ranks_share_of_the_heads():
     config = tiny_config(tiny_transformers_model("Mistral", sliding_window=9))
-    assert kv_layout(config, 16, torch.bfloat16, 1).page_bytes == 2 * 16 * 2 * 8 * 2
-    assert kv_layout(config, 16, torch.float32, 2).page_bytes == 2 * 16 * 1 * 8 * 4
-    assert kv_layout(config, 16, torch.float32, 4).page_bytes == 2 * 16 * 1 * 8 * 4
-    assert kv_layout(config, 16, torch.float32, 1).groups[0].sliding_window == 9
+
+    def layout(dtype, tp_size):
+        return kv_layout(config, PageShape.of(config, 16, dtype, tp_size))
+
+    assert layout(torch.bfloat16, 1).page_bytes == 2 * 16 * 2 * 8 * 2
+    assert layout(torch.float32, 2).page_bytes == 2 * 16 * 1 * 8 * 4
+    assert layout(torch.float32, 4).page_bytes == 2 * 16 * 1 * 8 * 4
+    assert layout(torch.float32, 1).groups[0].sliding_window == 9
 
 
 def test_a_share_of_all_memory_less_weights_and_activations():

@@ -1,0 +1,78 @@
+"""The KV cache's memory: in which dtype, and which tensor holds a layer's pages."""
+
+import dataclasses
+import math
+
+import torch
+
+from pagelet.engine.errors import ConfigurationError
+from pagelet.engine.kv.spec import KVLayout, make_layout
+from pagelet.engine.layers.context import KVBinding
+from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
+from pagelet.engine.model_config import ModelConfig
+from pagelet.kernels.cpu.memory import empty_bytes
+from pagelet.kernels.paged_attention.pages import token_size
+from pagelet.protocol.config import KVCacheDType
+
+
+def choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:
+    """`dtype` is that of activations; `recorded` says that the CPU library runs the model. Raises
+    `ConfigurationError`."""
+    if asked == "auto":
+        return dtype
+    if recorded:
+        return getattr(torch, asked)  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f"--kv-cache-dtype {asked} needs the CPU library, which does not run this model here; "
+        "leave --kv-cache-dtype out"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PageShape:
+    """A block's keys, or its values, of one layer on one rank."""
+
+    num_heads: int
+    block_size: int
+    token_size: int
+    """Elements of one head's key, with its scale if the dtype needs one."""
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, block_size: int, dtype: torch.dtype, tp_size: int = 1
+    ) -> "PageShape":
+        """A model's, in a cache of `dtype`."""
+        heads = kv_heads_per_rank(config.num_kv_heads, tp_size)
+        return cls(heads, block_size, token_size(config.head_dim, dtype), dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a page: a block's keys and its values."""
+        return 2 * math.prod(self.dims) * self.dtype.itemsize
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """[num_heads, block_size, token_size]."""
+        return self.num_heads, self.block_size, self.token_size
+
+    def allocate(
+        self, layout: KVLayout, layers: range, num_blocks: int, device: torch.device
+    ) -> dict[int, KVBinding]:
+        """The pages of each of `layers`. Not zeroed, so that on a CPU they take memory when they
+        are used."""
+        dims = (2, num_blocks, *self.dims)
+        slots = [
+            empty_bytes(num_blocks * self.num_bytes).view(self.dtype).view(dims)
+            if device.type == "cpu"
+            else torch.empty(dims, dtype=self.dtype, device=device)
+            for _ in range(layout.num_slots)
+        ]
+        places = {layer: layout.place(layer) for layer in layers}
+        return {layer: KVBinding(slots[slot], group) for layer, (group, slot) in places.items()}
+
+
+def kv_layout(config: ModelConfig, shape: PageShape) -> KVLayout:
+    """How a model's layers share pages."""
+    windows = [config.window(layer) for layer in range(config.num_layers)]
+    return make_layout(windows, shape.num_bytes)
