@@ -181,7 +181,7 @@ def blocks_needed(kind: str, numerics: str, budget: int) -> int:
 
 @pytest.mark.parametrize(("kind", "numerics"), CASES)
 @given(work=workloads())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]) -> None:
     core = make_core(
         kind,

@@ -41,7 +41,7 @@ def run(core: Any, requests: list[EngineCoreRequest]) -> dict[int, list[EngineCo
     [("Llama", "float64"), ("Gemma3", "float64"), ("Llama", "float32"), ("Gemma3", "int8")],
 )
 @given(work=broken_off())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_it_goes_on_as_the_other_engine_would_have(
     kind: str, numerics: str, work: dict[str, Any]
 ) -> None:

@@ -42,7 +42,7 @@ def random_weight(
     bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_triton_equals_the_reference(
     kind: str,
     dtype: torch.dtype,

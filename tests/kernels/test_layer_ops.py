@@ -113,7 +113,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("op", "name", "arguments"), CASES)
 @given(seed=SEEDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_equals_reference(
     op: Op[..., Any],
     name: str,

@@ -38,7 +38,7 @@ SETTINGS = st.fixed_dictionaries(
 
 def examples(name: str, number: int) -> settings:
     """Fewer in Triton's interpreter, which is slow."""
-    return settings(max_examples=number // 10 if name == "triton" else number, deadline=None)
+    return settings(max_examples=number // 10 if name == "triton" else number)
 
 
 @pytest.mark.parametrize("name", paged_attention.implementations)
@@ -168,7 +168,7 @@ def test_a_row_that_sees_nothing_is_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", kv_write.implementations)
 @given(seed=st.integers(0, 1000), num_tokens=st.integers(0, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_kv_write_writes_its_slots_and_no_others(name: str, seed: int, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cache = torch.full((2, 8, 3, 4, 5), NAN)

@@ -10,7 +10,7 @@ _FAST = [name for name in mask_tokens.implementations if name != "reference"]
 
 
 @pytest.mark.parametrize("name", _FAST)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     vocab_size=st.integers(1, 130),
     missing_words=st.integers(0, 2),

@@ -77,7 +77,7 @@ class Model:
         return sum(phase is READY for _, phase in self.replicas.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.integers(1, 4), st.integers(0, 2), st.integers(0, 2))
 def test_an_update_keeps_enough_ready_and_comes_to_an_end(
     data: st.DataObject, wanted: int, surge: int, unavailable: int

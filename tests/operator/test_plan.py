@@ -259,7 +259,7 @@ def test_replicas_are_reached_by_router_monitoring_and_operator_alone() -> None:
     assert all(rule["from"] for rule in policy["ingress"]), "an empty list would admit everyone"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(SOUND), st.from_regex(r"\A[a-z]([-a-z0-9]{0,48}[a-z0-9])?\Z"))
 def test_names_fit_and_a_plan_is_a_function(body: dict[str, Any], name: str) -> None:
     service = read_service({**body, "metadata": {"name": name, "namespace": "default"}})

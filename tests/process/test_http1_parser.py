@@ -75,7 +75,7 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(asked=requests, data=st.data())
 def test_an_offer_changes_nothing(port, asked, data) -> None:
     sent = b"".join(

@@ -60,7 +60,7 @@ def both(encoder: PromptEncoder) -> tuple[PromptEncoder, PromptEncoder]:
     return encoder, decode_bundle(TokenizerBundle.of(encoder).encode().data).load()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, special=st.booleans(), bos=st.booleans())
 def test_texts(text: str, special: bool, bos: bool) -> None:
     for own, loaded in (smollm2(), with_bos()):
@@ -70,7 +70,7 @@ def test_texts(text: str, special: bool, bos: bool) -> None:
             assert own.tokenizer.decode(ids, skip) == loaded.tokenizer.decode(ids, skip)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(messages=MESSAGES, add_generation_prompt=st.booleans())
 def test_chats(messages: list[dict[str, str]], add_generation_prompt: bool) -> None:
     own, loaded = smollm2()

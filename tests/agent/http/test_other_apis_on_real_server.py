@@ -261,7 +261,6 @@ def requests(draw):
 
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.request_stream import RequestStream
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions
 
 from .real_engine import replica, simulated
@@ -196,9 +196,7 @@ def play_broken(servers, path, body, num_choices, cuts):
 
 
 @given(request=requests(), fractions=st.lists(st.floats(0, 1), min_size=1, max_size=3))
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_streams_have_no_seams(replicas, unmerged, request, fractions):
     path, body, num_choices = request
     whole, all_events = play(replicas[0], path, body, num_choices)
@@ -248,7 +246,7 @@ def content(stream):
 
 
 @given(request=requests(), fractions=st.lists(st.floats(0, 1), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_deltas_that_are_read_late_are_resumed_too(replicas, request, fractions):
     """Several tokens make one event then, which differ from one stream to the next."""
     path, body, num_choices = request

@@ -167,7 +167,7 @@ MARKS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     text=st.lists(MARKS, max_size=12).map("".join),
@@ -185,7 +185,7 @@ def test_any_text_in_any_pieces(name: str, text: str, data: st.DataObject) -> No
         assert content_of(events) == text  # nothing is lost where nothing is called
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(begun=st.booleans(), text=st.lists(MARKS, max_size=10).map("".join), data=st.data())
 def test_thinking_in_any_pieces(begun: bool, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))

@@ -17,7 +17,7 @@ def adapter(number: int | None) -> LoraAdapter | None:
     most=st.integers(1, 4),
     num_blocks=st.integers(20, 64),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_running_requests_never_have_more_adapters_than_they_may(
     numbers: list[int | None], most: int, num_blocks: int
 ) -> None:

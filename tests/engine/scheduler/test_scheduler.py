@@ -138,7 +138,7 @@ def speculations(draw: st.DrawFn) -> SpeculationOptions | None:
 
 
 @given(workloads())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_mix_gives_the_answers_of_requests_alone(work: dict[str, Any]) -> None:
     probe = make_core(windows=work["windows"], num_blocks=2000, budget=work["budget"])
     needed = probe.kv.blocks_needed(128, work["budget"])

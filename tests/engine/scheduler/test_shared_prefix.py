@@ -23,7 +23,7 @@ def common_length(one: list[int], other: list[int]) -> int:
     salts=st.lists(SALTS, min_size=2, max_size=2),
     shared=st.integers(0, 90),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_hits_between_tenants(
     head: list[int], tails: list[list[int]], salts: list[str | None], shared: int
 ) -> None:

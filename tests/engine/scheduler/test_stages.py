@@ -56,7 +56,7 @@ def check_in_flight(core: EngineCore, stages: int) -> None:
     spare=st.integers(0, 30),
     aborted=st.sets(st.integers(0, 7), max_size=2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_answers_do_not_depend_on_the_stages(
     stages: int, work: list[tuple[int, int]], budget: int, spare: int, aborted: set[int]
 ) -> None:

@@ -113,7 +113,7 @@ def workloads(draw: st.DrawFn) -> list[dict[str, Any]]:
 @given(
     work=workloads(), budget=st.integers(8, 64), spare=st.integers(0, 12), most=st.integers(4, 96)
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_model_that_drafts_for_itself_is_always_right(
     work: list[dict[str, Any]], budget: int, spare: int, most: int
 ) -> None:

@@ -193,7 +193,6 @@ def mutations(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 @settings(
     max_examples=500,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(changes=mutations())

@@ -268,7 +268,6 @@ KEYS = st.sampled_from(
 
 @settings(
     max_examples=200,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

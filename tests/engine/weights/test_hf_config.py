@@ -304,7 +304,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     architecture=st.sampled_from([*SUPPORTED_ARCHITECTURES, "Gemma3ForConditionalGeneration"]),
     values=st.dictionaries(KEYS, JSON, min_size=1, max_size=3),

@@ -54,9 +54,7 @@ def guard_is_intact(whole: torch.Tensor, part: torch.Tensor) -> bool:
     accumulate=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equals_the_definition(
     tier: str,
     format_: LinearFormat,
@@ -162,7 +160,7 @@ def test_blocks_of_4_bits_are_kept_exactly(tier: str, wide: bool) -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 100), st.floats(-30, 30), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_quantising_errs_by_half_a_step(rows: int, columns: int, offset: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator) + offset
@@ -229,7 +227,7 @@ def test_each_operation_takes_its_own_number_of_rows(tier: str) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 140), st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_floats_are_packed_as_they_are(out_size: int, in_size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out_size, in_size, generator=generator).bfloat16()

@@ -83,7 +83,7 @@ def lists(result):
     return [column.tolist() for column in result]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(1, 5), VOCABS, DTYPES, FILTERS)
 def test_batched_equals_the_reference(seed, rows, vocab, dtype, used):
     logits, temperature, uniform, filters = draw_batch(seed, rows, vocab, dtype)
@@ -94,9 +94,7 @@ def test_batched_equals_the_reference(seed, rows, vocab, dtype, used):
     assert torch.equal(logits, before)
 
 
-MANY = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @MANY

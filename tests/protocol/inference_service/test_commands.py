@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.agent.settings import ServeSettings
@@ -218,7 +218,6 @@ def test_two_services_cannot_answer_to_one_name() -> None:
         router_config([one, other], in_file)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 100))
 def test_weights_add_up(weight: int) -> None:
     service = make(canary={"weight": weight, "image": "next"})

@@ -1,6 +1,6 @@
 """Retries are bounded by the requests of the last ten seconds."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.router.proxy.retries import RetryBudget
@@ -13,7 +13,6 @@ def test_ten_are_always_allowed_and_come_back() -> None:
     assert budget.take(10.5)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500), st.floats(0, 1))
 def test_more_are_allowed_where_there_are_more_requests(requests: int, share: float) -> None:
     budget = RetryBudget(share)

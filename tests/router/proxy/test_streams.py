@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.protocol.router import ModelRoute, Pool
@@ -202,7 +202,6 @@ async def test_a_stream_without_a_journal_ends_with_a_clear_error(routed, pagele
 LINES = st.lists(st.text("ab:", min_size=1, max_size=6), min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(LINES.map("\n".join).map(str.encode)), st.data())
 def test_only_whole_events_are_passed_on(texts, data) -> None:
     whole = b"".join(text + b"\n\n" for text in texts)
@@ -222,7 +221,6 @@ def test_only_whole_events_are_passed_on(texts, data) -> None:
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), TOKENS, st.text(max_size=5))), st.data())
 def test_the_journal_knows_what_was_shown_and_clients_do_not_see_it(steps, data) -> None:
     begun, events, plain, tokens = set(), b"", b"", {index: [] for index in range(3)}

@@ -157,7 +157,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_memory_does_not_grow_with_tenants_that_came_and_went():

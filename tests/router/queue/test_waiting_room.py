@@ -180,7 +180,7 @@ async def test_a_request_that_got_no_answer_cost_nothing():
     assert Counter(order[:2]) == Counter(order[2:4]) == {"a": 1, "b": 1}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=st.lists(
         st.one_of(

@@ -79,7 +79,7 @@ def held(fleet: Fleet, request: RouteRequest, now: float = 0.0) -> dict[str, int
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_only_eligible_replicas_that_are_not_excluded_are_chosen(
     policy: PolicyName, data: st.DataObject

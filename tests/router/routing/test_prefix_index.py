@@ -87,7 +87,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndex.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def chain(number: int, blocks: int) -> list[bytes]:

@@ -129,7 +129,7 @@ def test_a_new_limit_counts_what_was_used_before(limiter):
     assert refusal(limiter.open, tenant(requests_per_minute=2), now=0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     limit=st.integers(1, 600),
     steps=st.lists(st.tuples(st.floats(0, 60), st.integers(1, 100)), min_size=1, max_size=40),

@@ -1,12 +1,11 @@
 """What a cache holds stays within its bound, and what was used last stays longest."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.router.tokens.cache import WeightedCache
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40))))
 def test_the_weight_is_that_of_the_entries_and_within_the_bound(puts) -> None:
     cache: WeightedCache[int, int] = WeightedCache(50)

@@ -1,7 +1,7 @@
 """Encoding by segments is encoding at once, whatever the tokenizer does at their edges."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -76,7 +76,6 @@ def test_segments_encode_as_the_whole(name: str) -> None:
     tokenizer = with_special_tokens(TOKENIZERS[name]())
     segments = SegmentEncoder(tokenizer, most_bytes=5000)
 
-    @settings(deadline=None)
     @given(PIECES)
     def check(text: str) -> None:
         whole = tokenizer.encode(text, add_special_tokens=False)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.router.upstream.client import AnswerTooLarge, ConnectFailed, Upstream, UpstreamTimeout
@@ -43,7 +43,6 @@ async def test_an_answer_without_end_is_given_up() -> None:
             response.close()
 
 
-@settings(deadline=None)
 @given(
     payload=st.binary(max_size=300),
     chunk_size=st.integers(1, 50),
