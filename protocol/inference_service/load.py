@@ -31,6 +31,9 @@ _METADATA: Final[Schema] = {
     "x-kubernetes-preserve-unknown-fields": True,
 }
 
+_ENTRIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+_SECRET: Final = {"metadata": _METADATA, "data": _ENTRIES, "stringData": _ENTRIES}
+
 
 class InvalidServices(ValueError):
     """What is wrong with a file of InferenceServices: a line for each problem."""
@@ -158,6 +161,10 @@ class _Document:
             yield Problem(
                 ("apiVersion",), f"is {self.value.get('apiVersion')}; write {API_VERSION}"
             )
+        elif self.value.get("kind") == "Secret":
+            for field, schema in _SECRET.items():
+                if self.value.get(field) is not None:
+                    yield from validate(self.value[field], schema, (field,))
         elif not self.value.get("kind"):
             yield Problem(("kind",), f"is missing; write kind: {KIND}")
 
@@ -179,6 +186,8 @@ def _documents(text: str, name: str) -> Iterator[_Document]:
                 line = node.start_mark.line + 1
                 raise InvalidServices([f"{name}:{line}: a document must be a mapping"])
             yield _Document(value, node)
+    except RecursionError as error:  # brackets without end, or an alias of what it stands in
+        raise InvalidServices([f"{name}: is nested too deeply, or in itself"]) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -193,15 +202,16 @@ def _refuse_duplicates(node: yaml.Node, name: str) -> None:
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode):
+                raise InvalidServices([f"{name}:{line}: a field's name must be a text"])
+            if key.value in seen:
                 raise InvalidServices(
                     [
                         f"{name}:{line}: {key.value} stands here and in line {seen[key.value]}; "
                         "keep one"
                     ]
                 )
-            if isinstance(key, yaml.ScalarNode):
-                seen[key.value] = line
+            seen[key.value] = line
             _refuse_duplicates(value, name)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -108,7 +109,11 @@ def _validate_string(value: str, schema: Schema, path: Path) -> Iterator[Problem
 
 def _validate_number(value: float, schema: Schema, path: Path) -> Iterator[Problem]:
     least, most = schema.get("minimum"), schema.get("maximum")
-    if least is not None and (value < least or (value == least and "exclusiveMinimum" in schema)):
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Problem(path, f"is {value}; it takes a finite number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # as in the API server
+        yield Problem(path, f"is {_shown(value)}; it takes a number of at most 64 bits")
+    elif least is not None and (value < least or (value == least and "exclusiveMinimum" in schema)):
         words = "more than" if "exclusiveMinimum" in schema else "at least"
         yield Problem(path, f"is {value}; it takes {words} {least}")
     elif most is not None and (value > most or (value == most and "exclusiveMaximum" in schema)):

