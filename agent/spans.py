@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.observer import RequestTimes
 from pagelet.process.spans import Attribute, Span
 from pagelet.protocol.trace_context import TraceContext
@@ -18,19 +18,19 @@ SERVICE_NAME: Final = "pagelet-agent"
 _SERVER_ERROR: Final = 500
 _LATENCY: Final = "gen_ai.latency.time_"
 
-_streams: contextvars.ContextVar[list[RequestStream] | None] = contextvars.ContextVar(
+_streams: contextvars.ContextVar[list[AnswerStream] | None] = contextvars.ContextVar(
     "pagelet_traced_streams", default=None
 )
 
 
-def trace_streams() -> list[RequestStream]:
+def trace_streams() -> list[AnswerStream]:
     """What the engine does for the request that is handled now is added to this list."""
-    streams: list[RequestStream] = []
+    streams: list[AnswerStream] = []
     _streams.set(streams)
     return streams
 
 
-def note_stream(stream: RequestStream) -> None:
+def note_stream(stream: AnswerStream) -> None:
     """The engine began to answer a prompt of the request that is handled now."""
     if (streams := _streams.get()) is not None:
         streams.append(stream)
@@ -38,7 +38,7 @@ def note_stream(stream: RequestStream) -> None:
 
 def spans_of(
     trace: TraceContext,
-    streams: Sequence[RequestStream],
+    streams: Sequence[AnswerStream],
     *,
     method: str,
     path: str,

@@ -8,21 +8,23 @@ turns their outputs into deltas. It never imports torch.
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from pagelet.engine.adapters import AdapterRegistry
+from pagelet.engine.beam_search import BeamSearch, check_searchable
+from pagelet.engine.beam_stream import BeamStream
 from pagelet.engine.core.client import CoreClient
 from pagelet.engine.core.heartbeat import HeartbeatReader
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import ModelConfig, context_length
-from pagelet.engine.observer import EngineObserver, RequestTimes
+from pagelet.engine.observer import EngineObserver
 from pagelet.engine.output_processor import OutputProcessor
-from pagelet.engine.outputs import EngineDead, RequestOutput
+from pagelet.engine.outputs import EngineDead
 from pagelet.engine.processor import Processor, RequestedSampling
+from pagelet.engine.request_stream import RequestStream
 from pagelet.engine.resume import AnswerSoFar
 from pagelet.engine.source import ModelFiles, resolve_model, resolve_tokenizer
 from pagelet.engine.structured.checker import GrammarChecker, refuse
@@ -43,79 +45,6 @@ from pagelet.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 _ENCODING_THREADS = 2
-
-
-class RequestStream:
-    """Deltas of all answers to one prompt, as they come; ends when all have ended.
-
-    A reader slower than the engine gets several deltas of an answer as one. `close` (idempotent)
-    aborts whatever still runs; call it in a `finally`.
-    """
-
-    def __init__(self, num_answers: int, abort: Callable[["RequestStream"], None]) -> None:
-        self.request_ids: list[int] = []
-        self.engine_index = 0
-        self.num_prompt_tokens = 0
-        self.times: list[RequestTimes] = []
-        """Of the answers that have ended, in whatever way."""
-        self._unfinished = num_answers
-        self._abort = abort
-        self._pending: deque[RequestOutput] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._lost: str | None = None
-        self._closed = False
-
-    def put(self, output: RequestOutput) -> None:
-        """The sink of every answer of this prompt."""
-        if output.times is not None:
-            self.times.append(output.times)
-        if self._closed:
-            return
-        if output.finish_reason is not None:
-            self._unfinished -= 1
-        for pending in self._pending:
-            if pending.index == output.index:
-                pending.merge(output)
-                break
-        else:
-            self._pending.append(output)
-        self._wake()
-
-    def lose(self, why: str) -> None:
-        """The engine died: the reader gets `EngineDead`."""
-        self._lost = why
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        """Raises `EngineDead` if the engine core died with answers unfinished."""
-        while not self._pending or self._lost is not None:
-            if self._lost is not None:
-                raise EngineDead(self._lost)
-            if not self._unfinished:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._pending.popleft()
-
-    @property
-    def finished(self) -> bool:
-        """Whether every answer has ended."""
-        return not self._unfinished
-
-    def close(self) -> None:
-        """Aborts what still runs."""
-        if not self._closed:
-            self._closed = True
-            if self._unfinished:
-                self._unfinished = 0
-                self._abort(self)
 
 
 class _Engine:
@@ -299,6 +228,41 @@ class AsyncLLM:
                 request.structured = StructuredOutput(None, sampling.thinking)
         return self._start(wanted, len(requests[0].prompt_token_ids))
 
+    async def beam_search(
+        self,
+        prompt: str | list[int],
+        sampling: RequestedSampling,
+        length_penalty: float,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        shared_prefix_tokens: int = 0,
+        add_special_tokens: bool = True,
+        lora: LoraAdapter | None = None,
+    ) -> BeamStream:
+        """Starts the search for the `n` most likely answers to a prompt; see `BeamSearch`.
+
+        Raises as `generate`.
+        """
+        arrival = time.monotonic()
+        check_searchable(sampling, length_penalty)
+        token_ids = (
+            await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        )
+        requests = self.processor.process(
+            token_ids,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            shared_prefix_tokens=shared_prefix_tokens,
+            arrival_time=arrival,
+        )
+        requests[0].lora = lora
+        search = BeamSearch(requests[0], len(requests), length_penalty, sampling.logprobs)
+        return BeamStream(search, self._start, self.decode)
+
     def pool(
         self,
         prompt: list[int],
@@ -325,10 +289,14 @@ class AsyncLLM:
         return self._start([(0, request)], len(prompt))
 
     def _start(
-        self, wanted: Sequence[tuple[int, EngineCoreRequest]], num_prompt_tokens: int
+        self,
+        wanted: Sequence[tuple[int, EngineCoreRequest]],
+        num_prompt_tokens: int,
+        engine_index: int | None = None,
     ) -> RequestStream:
-        """Hands a prompt's requests, each with the index of its answer, to a core."""
-        engine = self._least_loaded()
+        """Hands a prompt's requests, each with the index of its answer, to a core: to the one of
+        `engine_index`, if it is there."""
+        engine = self._least_loaded(engine_index)
         stream = RequestStream(len(wanted), self._abort_stream)
         stream.engine_index = engine.client.engine_index
         stream.num_prompt_tokens = num_prompt_tokens
@@ -352,12 +320,14 @@ class AsyncLLM:
             raise refuse(error, requested.param)
         return StructuredOutput(grammar, requested.thinking)
 
-    def _least_loaded(self) -> _Engine:
+    def _least_loaded(self, preferred: int | None = None) -> _Engine:
         if self._broken_off is not None:
             raise EngineDead(self._broken_off)
         connected = [engine for engine in self._engines if engine.client.connected]
         if not connected:
             raise EngineDead("the engine is not ready: it is starting, or starting again")
+        if preferred is not None and self._engines[preferred].client.connected:
+            return self._engines[preferred]
         first = next(self._next_engine) % len(connected)
         return min(connected[first:] + connected[:first], key=lambda engine: engine.load)
 

@@ -2,18 +2,20 @@
 
 import dataclasses
 import difflib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
 
+from pagelet.engine.beam_search import BeamSearch, check_searchable
 from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
 from pagelet.engine.output_processor import OutputProcessor
-from pagelet.engine.outputs import PositionLogprobs, RequestOutput
+from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.progress import ProgressBar, StageView
 from pagelet.engine.source import resolve_model, resolve_tokenizer
@@ -162,6 +164,81 @@ class LLM:
             )
         token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
         return self._generate([token_ids], sampling, None, progress=False)[0]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: RequestedSampling | None = None,
+        *,
+        length_penalty: float = 1.0,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """The `n` most likely answers to every prompt, the best first, by `BeamSearch`: a longer
+        answer wins by a higher `length_penalty`. Raises as `generate`.
+        """
+        sampling = sampling or RequestedSampling()
+        check_searchable(sampling, length_penalty)
+        limit = sampling.default_max_tokens or DEFAULT_MAX_TOKENS
+        sampling = dataclasses.replace(sampling, default_max_tokens=limit)
+        searches, completions = [], []
+        for number, prompt in enumerate(_as_list(prompts)):
+            text = prompt if isinstance(prompt, str) else None
+            encode = self.processor.prompts.encode
+            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            requests = self.processor.process(
+                token_ids,
+                sampling,
+                request_id=f"prompt-{number}",
+                arrival_time=time.monotonic(),
+            )
+            width = len(requests)
+            search = BeamSearch(requests[0], width, length_penalty, sampling.logprobs)
+            searches.append(search)
+            completions.append(Completion(text, token_ids, [], 0, None))
+        with ProgressBar("prompts", len(searches), enabled=progress) as bar:
+            unfinished = list(zip(searches, completions, strict=True))
+            while unfinished:
+                self._extend_beams(unfinished)
+                going = [each for each in unfinished if not each[0].done]
+                bar.advance(len(unfinished) - len(going))
+                unfinished = going
+        skip_special = sampling.skip_special_tokens is not False
+        for search, completion in zip(searches, completions, strict=True):
+            completion.outputs = [
+                Answer(
+                    index,
+                    self.tokenizer.decode(search.shown(beam), skip_special),
+                    beam.token_ids,
+                    beam.finish_reason or "length",
+                    None,
+                    beam.positions or None,
+                )
+                for index, beam in enumerate(search.best)
+            ]
+        return completions
+
+    def _extend_beams(self, searches: Sequence[tuple[BeamSearch, Completion]]) -> None:
+        """One step of each, all batched together."""
+        steps = []
+        for search, completion in searches:
+            outputs: dict[int, RequestOutput] = {}
+            for index, request in enumerate(search.requests()):
+                request.request_id = self._next_id
+                self._next_id += 1
+                self._outputs.register(request, functools.partial(outputs.__setitem__, index))
+                self._core.add(request)
+            steps.append((search, completion, outputs))
+        self._run()
+        for search, completion, outputs in steps:
+            positions = []
+            for index in sorted(outputs):
+                output = outputs[index]
+                if not output.logprobs:
+                    raise EngineDead(output.error or "the answer was broken off")
+                positions += output.logprobs
+            if outputs[0].num_prompt_tokens == search.num_prompt_tokens:  # the first step
+                completion.num_cached_tokens = outputs[0].num_cached_tokens
+            search.advance(positions)
 
     def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
         """Compiles in this process: whoever writes a program may wait for their own grammars."""

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pagelet.agent.http.server import Server
 from pagelet.agent.spans import note_stream
-from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
 from pagelet.engine.resume import AnswerSoFar
@@ -40,7 +40,7 @@ class Answers:
         self._num_answers = max(1, num_answers)
         self._admitted = num_prompts * self._num_answers
         admit(server, self._admitted)
-        self._streams: list[RequestStream | None] = [None] * num_prompts
+        self._streams: list[AnswerStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
         self._generated: dict[tuple[int, int], int] = {}
         self._cached_before: dict[int, int] = {}
@@ -60,7 +60,8 @@ class Answers:
         request_id: str,
     ) -> None:
         """Hands the prompts to the engine. Raises `InvalidRequest` or `EngineDead`."""
-        if body.priority and self._server.llm.options.scheduler.policy != "priority":
+        llm = self._server.llm
+        if body.priority and llm.options.scheduler.policy != "priority":
             raise InvalidRequest(
                 "'priority' has no effect here: this server takes requests in order of arrival "
                 "(scheduler policy 'fcfs').",
@@ -73,17 +74,22 @@ class Answers:
         lora = self._server.adapter_of(body.model)
 
         async def start_one(number: int, prompt: Prompt) -> None:
-            self._streams[number] = stream = await self._server.llm.generate(
-                prompt,
-                sampling,
-                request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
-                shared_prefix_tokens=hints.shared_prefix_tokens,
-                add_special_tokens=body.add_special_tokens is not False,
-                so_far=None if so_far is None else so_far[number],
-                lora=lora,
-            )
+            asked: dict[str, Any] = {
+                "request_id": request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                "priority": body.priority or 0,
+                "cache_salt": body.cache_salt if hints.cache_salt is None else hints.cache_salt,
+                "shared_prefix_tokens": hints.shared_prefix_tokens,
+                "add_special_tokens": body.add_special_tokens is not False,
+                "lora": lora,
+            }
+            stream: AnswerStream
+            if body.use_beam_search:
+                penalty = 1.0 if body.length_penalty is None else body.length_penalty
+                stream = await llm.beam_search(prompt, sampling, penalty, **asked)
+            else:
+                resumed = None if so_far is None else so_far[number]
+                stream = await llm.generate(prompt, sampling, so_far=resumed, **asked)
+            self._streams[number] = stream
             note_stream(stream)
             self._usage[number] = (stream.num_prompt_tokens, self._cached_before.get(number, 0))
             self._server.metrics.on_request(stream.engine_index, self._num_answers)
@@ -195,13 +201,13 @@ def admit(server: Server, num_answers: int) -> None:
         )
 
 
-async def _merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def _merge(streams: Sequence[AnswerStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
     """The deltas of all streams as they come."""
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(
         _MERGED_BACKLOG
     )
 
-    async def pump(number: int, stream: RequestStream) -> None:
+    async def pump(number: int, stream: AnswerStream) -> None:
         end: Exception | None = None
         try:
             async for output in stream:

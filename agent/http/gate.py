@@ -17,7 +17,7 @@ from pagelet.agent.http.errors import as_api_error, error_response
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import RateDecision
 from pagelet.agent.spans import spans_of, trace_streams
-from pagelet.engine.async_llm import RequestStream
+from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.outputs import EngineDead
 from pagelet.process.disconnect import ClientGone
 from pagelet.protocol.openai.common import Usage
@@ -194,7 +194,7 @@ class Gate:
             raise error
 
     def _send_spans(
-        self, context: RequestContext, scope: Scope, headers: Headers, streams: list[RequestStream]
+        self, context: RequestContext, scope: Scope, headers: Headers, streams: list[AnswerStream]
     ) -> None:
         sink = self._server.spans
         assert sink is not None

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from pagelet.agent.http.answers import admit
 from pagelet.agent.http.server import Server
-from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.outputs import EngineDead
 from pagelet.engine.processor import truncated
+from pagelet.engine.request_stream import RequestStream
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.pooling import PoolingRequest

@@ -58,6 +58,11 @@ class CompletionRequest(GenerationRequest):
             raise invalid(
                 "best_of", f"is not supported other than as 'n' (here {self.n or 1}); leave it out"
             )
+        if self.use_beam_search:
+            if self.max_tokens == 0:
+                raise invalid("max_tokens", "must be at least 1 with 'use_beam_search': true")
+            if self.echo and self.logprobs is not None:
+                raise invalid("echo", "with 'logprobs' cannot go with 'use_beam_search': true")
         return self
 
     def prompts(self) -> list[str | list[int]]:

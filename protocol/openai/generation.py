@@ -61,6 +61,10 @@ class GenerationRequest(RequestBody):
     cache_salt: str | None = None
     request_id: str | None = None
     pagelet: RouterHints | None = None
+    use_beam_search: bool | None = None
+    """The `n` most likely answers, the best first, instead of drawn ones."""
+    length_penalty: Number | None = None
+    """Of a beam search; default 1."""
 
     # What the answer must match; one of them.
     response_format: ResponseFormat | None = None
@@ -78,8 +82,6 @@ class GenerationRequest(RequestBody):
 
     service_tier: Annotated[Any, unsupported("auto", "default")] = None
     store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
-    use_beam_search: Annotated[Any, unsupported(False)] = None
-    length_penalty: Annotated[Any, unsupported(1, 1.0)] = None
     spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
 
     # SGLang's, which vllm-router adds to every request with these values.
@@ -112,3 +114,7 @@ class GenerationRequest(RequestBody):
             raise invalid("prompt_logprobs", "is not available with 'stream': true")
         if self.pagelet is not None and self.pagelet.resume is not None and not self.streams:
             raise invalid("pagelet", "can resume an answer only when 'stream' is true")
+        if self.use_beam_search and self.streams:
+            raise invalid("use_beam_search", "is not available with 'stream': true")
+        if self.length_penalty not in (None, 1) and not self.use_beam_search:
+            raise invalid("length_penalty", "is only allowed when 'use_beam_search' is true")

@@ -27,7 +27,6 @@ NOT_SERVED = {
     "service_tier": ("auto", "flex"),
     "reasoning_effort": (None, "low"),
     "verbosity": ("medium", "low"),
-    "use_beam_search": (False, True),
     "chat_template": (None, "{{ 1 }}"),
     "documents": ([], [{"text": "a"}]),
     "echo": (False, True),

@@ -5,7 +5,6 @@ import asyncio
 import dataclasses
 from types import SimpleNamespace
 
-from pagelet.engine.async_llm import RequestStream
 from pagelet.engine.observer import EngineObserver
 from pagelet.engine.outputs import (
     EngineDead,
@@ -13,6 +12,7 @@ from pagelet.engine.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
+from pagelet.engine.request_stream import RequestStream
 from pagelet.protocol.config import EngineOptions, ModelOptions
 from pagelet.protocol.errors import InvalidRequest
 
