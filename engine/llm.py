@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 
 from pagelet.engine.beam_search import BeamSearch, check_searchable
 from pagelet.engine.core.build import build_core, download_progress
@@ -22,6 +23,7 @@ from pagelet.engine.source import resolve_model, resolve_tokenizer
 from pagelet.engine.structured.backend import GrammarError
 from pagelet.engine.structured.checker import refuse
 from pagelet.engine.structured.requested import RequestedGrammar
+from pagelet.engine.vectors import Vector, normalized
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import InvalidRequest
@@ -239,6 +241,41 @@ class LLM:
             if outputs[0].num_prompt_tokens == search.num_prompt_tokens:  # the first step
                 completion.num_cached_tokens = outputs[0].num_cached_tokens
             search.advance(positions)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True) -> Vector:
+        """A vector of length 1 for each prompt (text or token ids), in the order given: float32
+        [num_prompts, hidden_size]. For a model that embeds, or `task="embed"`.
+
+        Raises `InvalidRequest` before anything runs if any prompt cannot be served.
+        """
+        pooling = self.processor.pooling
+        if pooling is not None and pooling.task != "embed":
+            raise InvalidRequest("this model gives scores and no vectors")
+        requests = []
+        for number, prompt in enumerate(_as_list(prompts)):
+            encode = self.processor.prompts.encode
+            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            requests.append(
+                self.processor.process_pooled(
+                    token_ids, request_id=f"prompt-{number}", arrival_time=time.monotonic()
+                )
+            )
+        vectors = np.zeros((len(requests), self.config.hidden_size), np.float32)
+        with ProgressBar("prompts", len(requests), enabled=progress) as bar:
+
+            def take(output: RequestOutput) -> None:
+                if output.pooled is None:
+                    raise EngineDead(output.error or "a vector was not computed")
+                vectors[output.index] = np.frombuffer(output.pooled, np.float32)
+                bar.advance(1)
+
+            for index, request in enumerate(requests):
+                request.request_id = self._next_id
+                self._next_id += 1
+                self._outputs.register(request, take, index=index)
+                self._core.add(request)
+            self._run()
+        return normalized(vectors)
 
     def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
         """Compiles in this process: whoever writes a program may wait for their own grammars."""

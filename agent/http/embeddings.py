@@ -10,8 +10,9 @@ from starlette.responses import Response
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.pooled import Vector, normalized, pool_prompts
+from pagelet.agent.http.pooled import pool_prompts
 from pagelet.agent.http.server import Server, server_of
+from pagelet.engine.vectors import Vector, normalized
 from pagelet.process.disconnect import run_until_disconnect
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.embeddings import MOST_INPUTS, EmbeddingRequest

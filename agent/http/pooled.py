@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pagelet.agent.http.answers import admit
 from pagelet.agent.http.server import Server
 from pagelet.engine.outputs import EngineDead
 from pagelet.engine.processor import truncated
 from pagelet.engine.request_stream import RequestStream
+from pagelet.engine.vectors import Vector
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.pooling import PoolingRequest
 from pagelet.protocol.openai.routing import RouterHints
-
-Vector = npt.NDArray[np.float32]
 
 
 async def pool_prompts(
@@ -59,11 +57,3 @@ async def pool_prompts(
             stream.close()
         server.admission.release(len(prompts))
     return vectors, make_usage(sum(stream.num_prompt_tokens for stream in streams), 0, cached)
-
-
-def normalized(vectors: Sequence[Vector]) -> Vector:
-    """The vectors [num_vectors, size] with a length of 1."""
-    stacked = np.stack(vectors).astype(np.float64)
-    lengths = np.linalg.norm(stacked, axis=1, keepdims=True)
-    unit: Vector = (stacked / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return unit

@@ -12,9 +12,10 @@ from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.embeddings import token_ids
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.pooled import normalized, pool_prompts
+from pagelet.agent.http.pooled import pool_prompts
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.model_config import PoolingConfig
+from pagelet.engine.vectors import normalized
 from pagelet.process.disconnect import run_until_disconnect
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage

@@ -1,8 +1,12 @@
 """The engine as a library."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
@@ -68,6 +72,40 @@ def test_nothing_runs_if_any_request_is_invalid(llm: LLM) -> None:
         llm.generate(["a", "b"], [RequestedSampling()])
     (fine,) = llm.generate("fine", RequestedSampling(max_tokens=1))
     assert fine.outputs[0].finish_reason == "length"
+
+
+def test_vectors_are_those_of_transformers(llm: LLM, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    prompts = ["A cat sat on the mat.", [5, 6, 7], "Rain."]
+    with LLM(
+        str(tmp_path), tokenizer=MODEL, task="embed", dtype="float32", max_num_batched_tokens=8
+    ) as engine:
+        vectors = engine.embed(prompts, progress=False)
+        assert engine.embed([]).shape == (0, 16)
+        with pytest.raises(InvalidRequest, match="context length"):
+            engine.embed(["fine", [1] * 65])
+        with pytest.raises(InvalidRequest, match="does not generate"):
+            engine.beam_search("Rain.")
+        np.testing.assert_array_equal(engine.embed("Rain."), vectors[2:])
+        encode = engine.tokenizer.encode
+    for prompt, vector in zip(prompts, vectors, strict=True):
+        ids = encode(prompt) if isinstance(prompt, str) else prompt
+        with torch.inference_mode():
+            expected = model.model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
+        np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
+    with pytest.raises(InvalidRequest, match="gives no vectors"):
+        llm.embed("Rain.")
 
 
 def test_unknown_and_wrong_options_are_named() -> None:
