@@ -4,12 +4,13 @@ import dataclasses
 import difflib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 
+from pagelet.engine.adapters import AdapterRegistry
 from pagelet.engine.beam_search import BeamSearch, check_searchable
 from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
@@ -27,6 +28,7 @@ from pagelet.engine.vectors import Vector, normalized
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.structured import StructuredOutput
 
 Prompt = str | Sequence[int]
@@ -64,14 +66,28 @@ class LLM:
 
     `model` takes the same sources as `pagelet serve`; keyword arguments are the fields of
     `pagelet.protocol.config`'s options by their own names, such as `max_model_len`, `dtype`,
-    `block_size` or `max_num_seqs`. Raises `ConfigurationError` if they cannot work.
+    `block_size` or `max_num_seqs`. `adapters` are folders of LoRA adapters, by names that the
+    methods take as `adapter`. Raises `ConfigurationError` or `ModelSourceError` if they cannot
+    work.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(
+        self, model: str, *, adapters: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        if adapters:
+            options |= {"enabled": True, "modules": dict(adapters)}
         self.options = _engine_options(model, options)
         if self.options.parallel.data_parallel_size > 1:
             raise ConfigurationError(
                 "data_parallel_size is for `pagelet serve`; LLM has one engine"
+            )
+        lora = self.options.lora
+        if lora.modules and not lora.enabled:
+            raise ConfigurationError("modules do nothing by themselves: give them as adapters")
+        if lora.max_cpu_loras < lora.max_loras:
+            raise ConfigurationError(
+                f"max_cpu_loras is {lora.max_cpu_loras}, but the {lora.max_loras} of max_loras "
+                "must be in memory together: raise it, or lower max_loras"
             )
         with StageView() as stage:
             self._load(stage)
@@ -84,6 +100,9 @@ class LLM:
         self.processor = Processor(
             self.config, self.tokenizer, self.max_model_len, files, self.options.model
         )
+        self.adapters = AdapterRegistry(self.config, self.options.lora)
+        for name, folder in self.options.lora.modules.items():
+            self.adapters.add(self.adapters.read(name, folder))
         self._core = build_core(self.options, stage)
         self._outputs = OutputProcessor(self.tokenizer)
         self._next_id = 0
@@ -93,6 +112,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: RequestedSampling | Sequence[RequestedSampling] | None = None,
         *,
+        adapter: str | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """Answers every prompt (text or token ids), in the order given, all batched together, with
@@ -101,15 +121,17 @@ class LLM:
         `sampling` is one for all or one a prompt. Raises `InvalidRequest` before anything runs if
         any of them cannot be served.
         """
-        return self._generate(prompts, sampling, DEFAULT_MAX_TOKENS, progress)
+        return self._generate(prompts, sampling, DEFAULT_MAX_TOKENS, adapter, progress)
 
     def _generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: RequestedSampling | Sequence[RequestedSampling] | None,
         default_max_tokens: int | None,
+        adapter: str | None,
         progress: bool,
     ) -> list[Completion]:
+        lora = self._adapter_of(adapter)
         listed = _as_list(prompts)
         params = (
             [sampling or RequestedSampling()] * len(listed)
@@ -129,6 +151,8 @@ class LLM:
                 request_id=f"prompt-{number}",
                 arrival_time=time.monotonic(),
             )
+            for child in children:
+                child.lora = lora
             if wanted.structured is not None:
                 structured = self._check_grammar(wanted.structured)
                 for child in children:
@@ -154,6 +178,8 @@ class LLM:
         self,
         messages: list[dict[str, Any]],
         sampling: RequestedSampling | None = None,
+        *,
+        adapter: str | None = None,
         **template_kwargs: Any,
     ) -> Completion:
         """Answers a conversation by the model's chat template. Raises `InvalidRequest` for what is
@@ -165,7 +191,7 @@ class LLM:
                 "messages",
             )
         token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
-        return self._generate([token_ids], sampling, None, progress=False)[0]
+        return self._generate([token_ids], sampling, None, adapter, progress=False)[0]
 
     def beam_search(
         self,
@@ -173,11 +199,13 @@ class LLM:
         sampling: RequestedSampling | None = None,
         *,
         length_penalty: float = 1.0,
+        adapter: str | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """The `n` most likely answers to every prompt, the best first, by `BeamSearch`: a longer
         answer wins by a higher `length_penalty`. Raises as `generate`.
         """
+        lora = self._adapter_of(adapter)
         sampling = sampling or RequestedSampling()
         check_searchable(sampling, length_penalty)
         limit = sampling.default_max_tokens or DEFAULT_MAX_TOKENS
@@ -193,6 +221,7 @@ class LLM:
                 request_id=f"prompt-{number}",
                 arrival_time=time.monotonic(),
             )
+            requests[0].lora = lora
             width = len(requests)
             search = BeamSearch(requests[0], width, length_penalty, sampling.logprobs)
             searches.append(search)
@@ -242,12 +271,19 @@ class LLM:
                 completion.num_cached_tokens = outputs[0].num_cached_tokens
             search.advance(positions)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True) -> Vector:
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        adapter: str | None = None,
+        progress: bool = True,
+    ) -> Vector:
         """A vector of length 1 for each prompt (text or token ids), in the order given: float32
         [num_prompts, hidden_size]. For a model that embeds, or `task="embed"`.
 
         Raises `InvalidRequest` before anything runs if any prompt cannot be served.
         """
+        lora = self._adapter_of(adapter)
         pooling = self.processor.pooling
         if pooling is not None and pooling.task != "embed":
             raise InvalidRequest("this model gives scores and no vectors")
@@ -270,12 +306,22 @@ class LLM:
                 bar.advance(1)
 
             for index, request in enumerate(requests):
-                request.request_id = self._next_id
+                request.request_id, request.lora = self._next_id, lora
                 self._next_id += 1
                 self._outputs.register(request, take, index=index)
                 self._core.add(request)
             self._run()
         return normalized(vectors)
+
+    def _adapter_of(self, name: str | None) -> LoraAdapter | None:
+        if name is None:
+            return None
+        if name not in self.adapters:
+            known = ", ".join(map(repr, self.adapters)) or "none"
+            raise InvalidRequest(
+                f"there is no adapter {name!r}: the engine was made with {known}", "adapter"
+            )
+        return self.adapters[name]
 
     def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
         """Compiles in this process: whoever writes a program may wait for their own grammars."""

