@@ -62,8 +62,11 @@ def make_executor(
     # Read when torch is first imported. Threads that spin while they wait for one another stall for
     # milliseconds an operation on a machine that does anything else.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from pagelet.engine.executor.inproc import InprocExecutor
-    from pagelet.engine.executor.load import load_runner
+    try:
+        from pagelet.engine.executor.inproc import InprocExecutor
+        from pagelet.engine.executor.load import load_runner
+    except ValueError as error:  # PAGELET_KERNELS, which operations read when they are imported
+        raise ConfigurationError(str(error)) from error
 
     return InprocExecutor(
         lambda: load_runner(options, files, config, max_model_len, stage, num_real_tokens)

@@ -77,10 +77,13 @@ def serve(
     import torch
 
     from pagelet.engine.executor.collectives import join_ranks
-    from pagelet.engine.executor.load import load_runner
     from pagelet.engine.runner.device import choose_device
     from pagelet.engine.source import ModelFiles
 
+    try:
+        from pagelet.engine.executor.load import load_runner
+    except ValueError as error:  # PAGELET_KERNELS, which operations read when they are imported
+        parent.fail(str(error))
     torch.set_num_threads(launch.num_threads)
     try:
         device = choose_device(launch.options.device, launch.device_index)
