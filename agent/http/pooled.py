@@ -32,6 +32,13 @@ async def pool_prompts(
     limit = body.truncate_prompt_tokens
     limit = llm.max_model_len if limit == -1 else limit
     streams: list[RequestStream] = []
+    most = server.admission.bound
+    if most is not None and len(prompts) > most:
+        raise InvalidRequest(
+            f"{len(prompts)} texts, and this server takes at most {most} at once (--max-queue): "
+            "split them",
+            "input",
+        )
     admit(server, len(prompts))
     try:
         for number, prompt in enumerate(prompts):

@@ -15,7 +15,7 @@ from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.pooled import pool_prompts
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.model_config import PoolingConfig
-from pagelet.engine.vectors import normalized
+from pagelet.engine.vectors import cosines, normalized
 from pagelet.process.disconnect import run_until_disconnect
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage
@@ -122,8 +122,7 @@ async def _scores(
         prompts = await token_ids(server, list(texts), body.add_special_tokens is not False)
         vectors, usage = await pool_prompts(server, prompts, body, request_id)
         unit = normalized(vectors)
-        products = (unit[: len(first)] * unit[len(first) :]).sum(axis=1)
-        return products.tolist(), usage
+        return cosines(unit[: len(first)], unit[len(first) :]), usage
     if config.num_labels > 1:
         raise InvalidRequest(
             f"this model tells {config.num_labels} classes apart, where a score needs a model with "

@@ -12,6 +12,7 @@ import transformers
 
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import resolve
+from pagelet.engine.vectors import cosines, normalized
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from support.router_thread import router_thread
 
@@ -139,6 +140,13 @@ def test_a_long_input_is_refused_or_cut_to_its_end(embedding, tokenizer):
         ("embeddings", {"input": [99999999]}, "input", "not in the vocabulary"),
         ("embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format", "'float'"),
         ("embeddings", {"input": ["x"] * 2049}, "input", "split it"),
+        (
+            "embeddings",
+            {"input": ["x"] * 1025},
+            "input",
+            "1025 texts, and this server takes at most",
+        ),
+        ("rerank", {"query": "a", "documents": ["x"] * 1024}, "documents", "takes at most 1024"),
         ("completions", {"prompt": "x"}, None, "does not generate: it embeds"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, None, "generate"),
         ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "as many as"),
@@ -176,6 +184,13 @@ def test_scores_of_an_embedding_model_are_cosines(embedding, url, tokenizer, pat
     scores = [item["score"] for item in answer["data"]]
     expected = [one @ other for one, other in zip(units, units[::-1], strict=True)]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def test_rounding_takes_no_cosine_beyond_one():
+    unit = normalized(np.random.default_rng(0).normal(size=(2000, 7)))
+    assert (unit * unit).sum(axis=1).max() > 1
+    assert max(cosines(unit, unit)) == 1
+    assert min(cosines(unit, -unit)) == -1
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
