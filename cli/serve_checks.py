@@ -9,6 +9,8 @@ def parse_score_tokens(text: str) -> str:
     """Two words with a comma between. Raises `typer.BadParameter`, as the others do."""
     if len(words := text.split(",")) != 2 or not all(words):
         raise typer.BadParameter(f"{text!r} is not two words with a comma between, such as no,yes")
+    if words[0] == words[1]:
+        raise typer.BadParameter(f"{text!r} says the same twice, where a score tells two apart")
     return text
 
 
@@ -22,8 +24,12 @@ def parse_lora_module(text: str) -> str:
 
 def check_lora(lora: LoraOptions) -> LoraOptions:
     """Options that must go together."""
-    if lora.modules and not lora.enabled:
-        raise typer.BadParameter("needs --enable-lora", param_hint="--lora-modules")
+    for given, option in (
+        (lora.modules, "--lora-modules"),
+        (lora.allow_updates, "--allow-lora-updates"),
+    ):
+        if given and not lora.enabled:
+            raise typer.BadParameter("needs --enable-lora", param_hint=option)
     if lora.max_cpu_loras < lora.max_loras:
         raise typer.BadParameter(
             f"{lora.max_cpu_loras} is less than the {lora.max_loras} of --max-loras, which must be "

@@ -169,6 +169,9 @@ def test_keys_come_from_the_environment(captured: Captured) -> None:
         (["--cors-origin", "https://app.example/"], "SCHEME://HOST[:PORT]"),
         (["--num-blocks", "9", "--kv-cache-memory", "1GiB"], "give only one of the two"),
         (["--kv-events-replay-endpoint", "tcp://*:2"], "without --kv-events-endpoint"),
+        (["--allow-lora-updates"], "needs --enable-lora"),
+        (["--lora-modules", "a=/x"], "needs --enable-lora"),
+        (["--score-tokens", "no,no"], "says the same twice"),
         (["--no-such-option"], "No such option"),
     ],
 )
