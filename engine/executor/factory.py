@@ -25,6 +25,10 @@ def make_executor(
     `num_real_tokens` is the tokenizer's size, where the vocabulary is padded beyond
     it. Raises `ConfigurationError` or `ExecutorFailed`.
     """
+    if options.speculation is not None and config.pooling is not None:
+        raise ConfigurationError(
+            "--speculative-config is for models that generate, and this one does not: leave it out"
+        )
     drafts = options.speculation is not None and options.speculation.method == "draft_model"
     if drafts and options.parallel.pipeline_parallel_size > 1:
         raise ConfigurationError(

@@ -39,7 +39,7 @@ MOE = ModelConfig(
     moe=MoEConfig(4, 2, 24, norm_topk_prob=True),
     checkpoint_dtype="float64",
 )
-_NO_FILES = ModelFiles(Path("none"), "safetensors", "none")
+NO_FILES = ModelFiles(Path("none"), "safetensors", "none")
 
 
 def make_ranks(
@@ -53,7 +53,7 @@ def make_ranks(
     """The same model for every layout of ranks; `cache` changes its cache options."""
     return make_executor(
         ranks_options(tp_size, pp_size, expert_parallel=expert_parallel, **cache),
-        _NO_FILES,
+        NO_FILES,
         config,
         128,
     )
