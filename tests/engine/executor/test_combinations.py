@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.model_config import PoolingConfig
