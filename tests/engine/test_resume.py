@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
 
-from .test_exactness import VOCAB, alone, make_core, make_request, sampling
+from .test_exactness import VOCAB, alone, joined, make_core, make_request, sampling
 
 TOKENS = st.lists(st.integers(2, VOCAB - 1), min_size=1, max_size=40)
 
@@ -47,7 +47,7 @@ def test_it_goes_on_as_the_other_engine_would_have(
 ) -> None:
     wanted = work["wanted"]
     expected = alone(kind, numerics, repr(wanted))
-    tokens = [token for output in expected for token in output.new_token_ids]
+    tokens = expected.new_token_ids
     cut = int(work["cut"] * len(tokens))
     core = make_core(
         kind,
@@ -72,16 +72,18 @@ def test_it_goes_on_as_the_other_engine_would_have(
     finally:
         core.close()
     assert [output.new_token_ids for output in outputs] == [[token] for token in tokens[cut:]]
-    for ours, theirs in zip(outputs, expected[cut:], strict=True):
-        assert ours.finish_reason == theirs.finish_reason
-        if theirs.logprobs is not None:
-            assert ours.logprobs is not None
-            (mine,), (other,) = ours.logprobs, theirs.logprobs
-            if numerics == "float64":
-                assert mine.token_ids == other.token_ids
-                assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-9)
-            else:
-                assert mine == other
+    went_on = joined(outputs)
+    assert went_on.finish_reason == expected.finish_reason
+    if expected.logprobs is None:
+        assert went_on.logprobs is None
+        return
+    assert went_on.logprobs is not None
+    for mine, other in zip(went_on.logprobs, expected.logprobs[cut:], strict=True):
+        if numerics == "float64":
+            assert mine.token_ids == other.token_ids
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+        else:
+            assert mine == other
 
 
 def test_hits_cover_what_was_generated_but_only_the_prompt_is_told() -> None:
@@ -90,7 +92,7 @@ def test_hits_cover_what_was_generated_but_only_the_prompt_is_told() -> None:
         "params": {"max_tokens": 30, "temperature": 0.0, "seed": 0},
         "priority": 0,
     }
-    tokens = [t for output in alone("Llama", "float64", repr(wanted)) for t in output.new_token_ids]
+    tokens = alone("Llama", "float64", repr(wanted)).new_token_ids
     core = make_core("Llama", "float64", 100)
     try:
         run(core, [make_request(0, wanted)])
