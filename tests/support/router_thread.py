@@ -21,7 +21,7 @@ def router_thread(replica_url: str) -> Iterator[int]:
     """The router's port, once it has found the replica ready."""
     config = RouterConfig(
         models=[ModelRoute(pools=[Pool(replicas=[replica_url])])],
-        proxy=ProxyOptions(health_interval=0.1),
+        proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     counters = CounterTable()
