@@ -4,6 +4,8 @@ Everything that a step must know travels in `SchedulerOutput`; a runner keeps on
 request and needs no other message. Both are msgpack-encodable, since workers may be processes.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pagelet.protocol.engine import TokenLogprobs
@@ -46,7 +48,7 @@ class ScheduledRequest(msgspec.Struct, array_like=True):
     """Whether these tokens go up to the last known one, so that the next is sampled."""
     new_block_ids: list[list[int]] | None = None
     """Blocks appended to the table of each KV group in this step."""
-    draft_token_ids: list[int] = []
+    draft_token_ids: Sequence[int] = ()
     """The last of these tokens, where they are guesses: a token is sampled after the last known one
     and after each guess, and counts up to the first that differs from its guess."""
     num_proposals: int = 0
@@ -92,7 +94,7 @@ class SampledToken(msgspec.Struct, array_like=True):
     """Why this request cannot go on, such as logits that are not numbers; others do."""
     pooled: bytes | None = None
     """The vector of a request that asked for one, float32."""
-    draft_token_ids: list[int] = []
+    draft_token_ids: Sequence[int] = ()
     """What a draft model says comes next."""
 
 

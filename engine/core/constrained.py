@@ -6,7 +6,7 @@ gets the masks of those that it draws tokens for.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -119,7 +119,7 @@ class ConstrainedRequests:
 
 
 def _fill_drafts(
-    rows: npt.NDArray[np.int32], constraint: ConstrainedAnswer, draft_token_ids: list[int]
+    rows: npt.NDArray[np.int32], constraint: ConstrainedAnswer, draft_token_ids: Sequence[int]
 ) -> None:
     """The masks after each draft, all of which the grammar allows. After one that completes the
     answer nothing is drawn that counts."""

@@ -237,10 +237,11 @@ class EngineCore:
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
 
     def _observe(self, step: _InFlight) -> None:
-        drafts = sum(len(entry.draft_token_ids) for entry in step.plan.scheduled)
-        decodes = sum(
-            entry.num_tokens - len(entry.draft_token_ids) == 1 for entry in step.plan.scheduled
-        )
+        decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
+        drafts = 0
+        if self._speculation is not None:
+            counts = [len(entry.draft_token_ids) for entry in step.plan.scheduled]
+            decodes, drafts = decodes + sum(count > 0 for count in counts), sum(counts)
         prompt_tokens = step.plan.num_tokens - decodes - drafts
         # With two in flight a step begins to run when the one before it ends.
         ended = step.ended or time.monotonic()

@@ -151,7 +151,8 @@ class DraftModel:
             proposed.append((still, token_ids))
         for still, token_ids in proposed:
             for order, token_id in zip(still.tolist(), token_ids.tolist(), strict=True):
-                sampled[entries[order]].draft_token_ids.append(token_id)
+                result = sampled[entries[order]]
+                result.draft_token_ids = [*result.draft_token_ids, token_id]
 
     def _plan_reads(
         self, plan: SchedulerOutput, inputs: StepInputs, sampled: Sequence[SampledToken]

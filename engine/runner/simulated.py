@@ -53,7 +53,7 @@ def simulated_token(last_token: int, position: int, salt: int, vocab_size: int) 
     (0 for greedy requests): replayed anywhere, an answer goes on as it would have."""
     mixed = (last_token * _MULTIPLIER + position * 1442695040888963407 + salt) & _MASK
     mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
-    low = min(_LOW, vocab_size // 2)
+    low = _LOW if vocab_size > 2 * _LOW else vocab_size // 2
     return low + (mixed >> 33) % (vocab_size - low)
 
 
@@ -119,7 +119,11 @@ class SimulatedExecutor:
             end = entry.num_computed_tokens + entry.num_tokens
             result = SampledToken(entry.request_id, [])
             if entry.samples:
-                self._sample(row, entry, allowed.get(index), result)
+                if entry.draft_token_ids:
+                    self._verify(row, entry, allowed.get(index), result)
+                else:
+                    choices = allowed.get(index)
+                    self._draw(row, end, None if choices is None else choices[0], result)
             if row.prompt_logprobs is not None:
                 result.prompt_logprobs = [
                     self._logprobs(token, row.prompt_logprobs)
@@ -128,7 +132,7 @@ class SimulatedExecutor:
             sampled.append(result)
         return RunnerOutput(plan.step, sampled)
 
-    def _sample(
+    def _verify(
         self,
         row: _Row,
         entry: ScheduledRequest,
@@ -139,19 +143,29 @@ class SimulatedExecutor:
         be drawn there, after none, one, ... of the drafts."""
         position = entry.num_computed_tokens + entry.num_tokens - len(entry.draft_token_ids)
         for place, draft in enumerate([*entry.draft_token_ids, None]):
-            token = simulated_token(row.last_token, position + place, row.salt, self._vocab_size)
-            if allowed is not None:
-                token = _choose(allowed[place], token, row.forbidden)
-            else:
-                while token in row.forbidden:  # answers are as long as they were asked to be
-                    token = (token + 1) % self._vocab_size
-            row.last_token = token
-            result.token_ids.append(token)
-            if row.logprobs is not None:
-                found = self._logprobs(token, row.logprobs)
-                result.logprobs = [*(result.logprobs or ()), found]
-            if token != draft:
+            choices = None if allowed is None else allowed[place]
+            if self._draw(row, position + place, choices, result) != draft:
                 return
+
+    def _draw(
+        self,
+        row: _Row,
+        position: int,
+        choices: npt.NDArray[np.intp] | None,
+        result: SampledToken,
+    ) -> int:
+        """Adds the token at a position to `result`; one of `choices`, if they are given."""
+        token = simulated_token(row.last_token, position, row.salt, self._vocab_size)
+        if choices is not None:
+            token = _choose(choices, token, row.forbidden)
+        else:
+            while token in row.forbidden:  # answers are as long as they were asked to be
+                token = (token + 1) % self._vocab_size
+        row.last_token = token
+        result.token_ids.append(token)
+        if row.logprobs is not None:
+            result.logprobs = [*(result.logprobs or ()), self._logprobs(token, row.logprobs)]
+        return token
 
     def _allowed_tokens(
         self, plan: SchedulerOutput, masks: TokenMasks

@@ -194,7 +194,7 @@ class Scheduler:
             and request.num_target_tokens < request.max_total_tokens
             for request in running
         )
-        decodes_left = decodes = -(-decodes // self._stages)
+        decodes = -(-decodes // self._stages)
         step.prompt_tokens_left = min(step.prompt_tokens_left, step.tokens_left - decodes)
         step.decodes_left = decodes
         # Half of what decodes leave is for prompts, which could else wait for ever.
@@ -208,22 +208,26 @@ class Scheduler:
                 continue
             tokens = known - computed
             if self._stages > 1 and (
-                request.num_pending_tokens or (tokens == 1 and decodes_left == 0)
+                request.num_pending_tokens or (tokens == 1 and step.decodes_left == 0)
             ):
                 index += 1  # it waits for its token, or for the next step
                 continue
-            decodes_left -= tokens == 1
-            if tokens > 1:
+            is_prompt = tokens > 1
+            if is_prompt:
                 tokens = self._share(step, request, tokens)
                 if tokens <= 0:
                     index += 1
                     continue
-            gained, drafts = None, self._draft(step, request) if known - computed == 1 else []
-            ahead = self._tokens_ahead(request, tokens + len(drafts))
-            if ahead > tokens and needs_blocks(request, ahead):
-                gained = self.kv.allocate(request, ahead, spare=len(running))
-                if gained is None:
-                    drafts = []
+            else:
+                step.decodes_left -= 1
+            gained, drafts = None, None
+            if self.speculation is not None:
+                drafts = None if is_prompt else self._draft(step, request, self.speculation)
+                ahead = self._tokens_ahead(request, tokens + len(drafts or ()), self.speculation)
+                if ahead > tokens and needs_blocks(request, ahead):
+                    gained = self.kv.allocate(request, ahead, spare=len(running))
+                    if gained is None:
+                        drafts = None
             if gained is None and needs_blocks(request, tokens):
                 gained = self.kv.allocate(request, tokens)
                 while gained is None:
@@ -235,36 +239,30 @@ class Scheduler:
                 if gained is None:
                     break
             entry = ScheduledRequest(
-                request.request_id,
-                computed,
-                tokens + len(drafts),
-                computed + tokens == known,
-                gained,
-                draft_token_ids=drafts,
+                request.request_id, computed, tokens, computed + tokens == known, gained
             )
-            self._put(step, request, entry, is_prompt=known - computed > 1)
+            if drafts:
+                entry.num_tokens += len(drafts)
+                entry.draft_token_ids = drafts
+            self._put(step, request, entry, is_prompt=is_prompt)
             index += 1
 
-    def _draft(self, step: PlannedStep, request: Request) -> list[int]:
+    def _draft(
+        self, step: PlannedStep, request: Request, speculation: Speculation
+    ) -> list[int] | None:
         """Drafts for a request that needs one token."""
-        step.decodes_left -= 1
-        if self.speculation is None or request.num_pending_tokens:
-            return []
+        if request.num_pending_tokens:
+            return None
         # A step brings one token more than it has right drafts, and that one is not computed.
         room = request.max_total_tokens - len(request.token_ids) - 1
         most = min(room, step.drafts_left, step.tokens_left - 1 - step.decodes_left)
-        drafts = self.speculation.drafts(request, most, len(self.running))
+        drafts = speculation.drafts(request, most, len(self.running))
         step.drafts_left -= len(drafts)
         return drafts
 
-    def _tokens_ahead(self, request: Request, num_tokens: int) -> int:
+    def _tokens_ahead(self, request: Request, num_tokens: int, speculation: Speculation) -> int:
         """Tokens to have blocks for: `num_tokens`, and what a draft model may propose after."""
-        speculation = self.speculation
-        if (
-            speculation is not None
-            and speculation.uses_model
-            and speculation.is_active(request, len(self.running))
-        ):
+        if speculation.uses_model and speculation.is_active(request, len(self.running)):
             num_tokens += speculation.options.num_speculative_tokens
         return min(num_tokens, request.max_total_tokens - request.num_computed_tokens)
 
@@ -468,8 +466,10 @@ class Scheduler:
             request.num_inflight -= 1
             if entry.samples:
                 request.num_pending_tokens -= 1
-            num_drafts = len(entry.draft_token_ids)
-            rejected = max(0, num_drafts + 1 - len(sampled.token_ids)) if num_drafts else 0
+            num_drafts = rejected = 0
+            if entry.draft_token_ids:
+                num_drafts = len(entry.draft_token_ids)
+                rejected = max(0, num_drafts + 1 - len(sampled.token_ids))
             if request.status is Status.RUNNING:
                 request.num_computed_tokens -= rejected
                 confirmed = entry.num_computed_tokens + entry.num_tokens - rejected
@@ -498,7 +498,9 @@ class Scheduler:
             if sampled.token_ids or sampled.pooled is not None:
                 output = self._append(request, sampled)
                 outputs.append(output)
-                if confirmed > len(request.token_ids):  # by drafts after the token that ends it
+                if num_drafts and confirmed > len(
+                    request.token_ids
+                ):  # by drafts after the token that ends it
                     confirmed = request.num_confirmed_tokens = len(request.token_ids)
                 if confirmed // block_size > request.num_published_blocks:
                     self._publish(request)
@@ -543,10 +545,12 @@ class Scheduler:
             accepted,
             reason,
             stop_reason,
-            sampled.logprobs and sampled.logprobs[: len(accepted)],
             ends_in_text=ends_in_text,
-            pooled=sampled.pooled,
         )
+        if sampled.logprobs is not None:
+            output.logprobs = sampled.logprobs[: len(accepted)]
+        if sampled.pooled is not None:
+            output.pooled = sampled.pooled
         if request.num_generated_tokens - request.num_resumed_tokens == len(accepted):
             output.num_cached_tokens = request.num_cached_tokens
             output.scheduled_time = request.scheduled_time

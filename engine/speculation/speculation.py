@@ -57,8 +57,8 @@ class Speculation:
         if drafting is None or most <= 0 or not self.is_active(request, num_requests):
             return []
         if drafting.index is None:
-            drafts = drafting.proposed[:most]
-            drafting.proposed = []
+            drafts = list(drafting.proposed[:most])
+            drafting.proposed = ()
             drafting.tries = bool(drafts)
         else:
             length = self._length(request, drafting, most, num_requests)
