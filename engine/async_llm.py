@@ -199,11 +199,8 @@ class AsyncLLM:
         engine core is there.
         """
         arrival = time.monotonic()
-        token_ids = (
-            await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-        )
         requests = self.processor.process(
-            token_ids,
+            await self._token_ids(prompt, add_special_tokens),
             sampling,
             request_id=request_id,
             priority=priority,
@@ -228,6 +225,9 @@ class AsyncLLM:
                 request.structured = StructuredOutput(None, sampling.thinking)
         return self._start(wanted, len(requests[0].prompt_token_ids))
 
+    async def _token_ids(self, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
+        return await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+
     async def beam_search(
         self,
         prompt: str | list[int],
@@ -247,11 +247,8 @@ class AsyncLLM:
         """
         arrival = time.monotonic()
         check_searchable(sampling, length_penalty)
-        token_ids = (
-            await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-        )
         requests = self.processor.process(
-            token_ids,
+            await self._token_ids(prompt, add_special_tokens),
             sampling,
             request_id=request_id,
             priority=priority,

@@ -19,6 +19,7 @@ from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.tile import Tile
 from pagelet.kernels.linear.grouped import BLOCK, GroupedWeight
 
 
@@ -141,17 +142,6 @@ def grouped_linear(
     return out
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """Of the product."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-
-
 # By the number of tokens: a decode of few rows has as many programs as it can to read the weights.
 _TILES = (
     (16, Tile(16, 32, 128, 4, 4)),
@@ -167,14 +157,13 @@ def choose_tile(
     architecture's shared memory."""
     tile = next(tile for most, tile in _TILES if num_tokens <= most)
     inner = tile.inner
-    if weight.group_size < weight.in_size:
-        while weight.group_size % (inner // 2 if weight.kind == "int4" else inner):
-            inner //= 2
     if weight.kind == "int4":
         inner = BLOCK  # as its values are packed
+    elif weight.group_size < weight.in_size:
+        while weight.group_size % inner:
+            inner //= 2
     stage = tile.rows * inner * itemsize + tile.columns * inner * (1 + itemsize)
-    stages = max(1, min(tile.stages, target.shared_bytes // stage))
-    return dataclasses.replace(tile, inner=inner, stages=stages)
+    return dataclasses.replace(tile, inner=inner).fitted(target, stage)
 
 
 def examples() -> Iterator[Example]:

@@ -7,7 +7,6 @@ grid is as large as they can become, and nothing waits for the host. A token's r
 in the order of its choices, not as they happen to finish.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 
@@ -19,6 +18,7 @@ from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import sigmoid
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.tile import Tile
 from pagelet.kernels.precision import accumulation_dtype
 
 _REDUCE_BLOCK = 1024
@@ -242,18 +242,8 @@ def moe(
     return out
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """Of the grouped product; `columns` twice, of gate and of up."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-
-
-# By the rows of an expert: few of them read weights as fast as memory gives them, many reuse them.
+# By the rows of an expert; `columns` twice, of gate and of up. Few rows read weights as fast as
+# memory gives them, many reuse them.
 _TILES = (
     (16.0, Tile(16, 64, 64, 4, 4)),
     (64.0, Tile(64, 64, 64, 4, 3)),
@@ -265,8 +255,7 @@ def choose_tile(target: Architecture, rows_of_expert: float, itemsize: int) -> T
     """With as many stages as fit into the architecture's shared memory."""
     tile = next(tile for most, tile in _TILES if rows_of_expert <= most)
     stage = (tile.rows + 2 * tile.columns) * tile.inner * itemsize
-    stages = max(1, min(tile.stages, target.shared_bytes // stage))
-    return dataclasses.replace(tile, stages=stages)
+    return tile.fitted(target, stage)
 
 
 def examples() -> Iterator[Example]:
