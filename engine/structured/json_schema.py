@@ -6,7 +6,7 @@ is worse than a 400. Annotations, and names that JSON Schema does not know, cons
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from pagelet.protocol.errors import InvalidRequest
@@ -54,6 +54,32 @@ _LLGUIDANCE_KEYWORDS: Final = _XGRAMMAR_KEYWORDS | {
     *("patternProperties", "prefixItems", "additionalItems", "oneOf", "allOf", "multipleOf"),
     *_INTEGER_LIMITS,
 }
+
+_NAMES: Final = ("a list of strings", lambda value: _is_list(value, str))
+_NUMBER: Final = ("a number", lambda value: _is_number(value))
+_COUNT: Final = (
+    "a whole number of at least 0",
+    lambda value: _is_number(value) and value >= 0 and value % 1 == 0,
+)
+_SHAPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "type": (
+        "a string or a list of strings",
+        lambda value: isinstance(value, str) or _is_list(value, str),
+    ),
+    "required": _NAMES,
+    "enum": ("a list", lambda value: isinstance(value, list)),
+    **dict.fromkeys(_OF_NAMES, ("an object", lambda value: isinstance(value, dict))),
+    **dict.fromkeys(_OF_MANY, ("a list of schemas", lambda value: isinstance(value, list))),
+    **dict.fromkeys(
+        ("$ref", "format", "pattern"), ("a string", lambda value: isinstance(value, str))
+    ),
+    **dict.fromkeys((*_INTEGER_LIMITS, "multipleOf"), _NUMBER),
+    **dict.fromkeys(
+        [f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")],
+        _COUNT,
+    ),
+}
+"""What a keyword's value has to be (JSON Schema 2020-12); subschemas are looked at themselves."""
 
 _NEGATED_QUOTES: Final = re.compile(r'\[\^[^\]]*("|\\\\)')
 
@@ -122,6 +148,10 @@ class _Normaliser:
                     self._param,
                     "unsupported_keyword",
                 )
+            if name in _SHAPES and not _SHAPES[name][1](value):
+                raise InvalidRequest(
+                    f"{self._param}: {place[:200]} must be {_SHAPES[name][0]}", self._param
+                )
             result[name] = self._value(name, value, place)
         self._check_format(result, path)
         if self._closes and "properties" in result and not _is_open(result):
@@ -131,9 +161,9 @@ class _Normaliser:
     def _value(self, name: str, value: Any, place: str) -> Any:
         if name in _OF_ONE and not isinstance(value, list):
             return self._subschema(value, place)
-        if name in (*_OF_MANY, "items") and isinstance(value, list):
+        if name in (*_OF_MANY, "items"):
             return [self._subschema(each, f"{place}/{i}") for i, each in enumerate(value)]
-        if name in _OF_NAMES and isinstance(value, dict):
+        if name in _OF_NAMES:
             return {key: self._subschema(each, f"{place}/{key}") for key, each in value.items()}
         return value
 
@@ -149,6 +179,14 @@ class _Normaliser:
                 self._param,
                 "unsupported_keyword",
             )
+
+
+def _is_list(value: Any, of: type) -> bool:
+    return isinstance(value, list) and all(isinstance(each, of) for each in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def walk(schema: Schema, param: str) -> Iterator[Schema]:

@@ -130,8 +130,9 @@ def test_a_device_that_fails_late_fails_what_is_behind_it(slow):
     hand.add(0, [7, 8, 9])
     first, second = (executor.execute(hand.plan([0])) for _ in range(2))
     copies.broken = True
-    for _ in range(2):
-        copies.begun.get(timeout=30).set()
+    # Both are launched before the first fails: afterwards none is any more.
+    for released in [copies.begun.get(timeout=30) for _ in range(2)]:
+        released.set()
     with pytest.raises(ExecutorFailed, match=r"step 1 failed.*is gone"):
         first.result(30)
     with pytest.raises(ExecutorFailed, match="step 2 failed"):

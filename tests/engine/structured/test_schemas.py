@@ -6,9 +6,11 @@ import random
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pagelet.engine.structured.compile import mask_words
-from pagelet.engine.structured.json_schema import json_schema_grammar
+from pagelet.engine.structured.compile import GrammarError, mask_words
+from pagelet.engine.structured.json_schema import _LLGUIDANCE_KEYWORDS, json_schema_grammar
 from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.protocol.errors import InvalidRequest
 from support.schemas import load_schemas
@@ -91,6 +93,44 @@ def test_what_cannot_be_enforced_is_named(schema, named):
 def test_what_is_no_schema(schema):
     with pytest.raises(InvalidRequest):
         json_schema_grammar(schema, "guided_json")
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": False}, "#/properties must be an object"),
+        ({"items": {"required": "a"}}, "#/items/required must be a list of strings"),
+        ({"anyOf": {}}, "#/anyOf must be a list of schemas"),
+        ({"type": ["string", 3]}, "#/type must be a string or a list of strings"),
+        ({"format": ["date"]}, "#/format must be a string"),
+        ({"minItems": -1}, "#/minItems must be a whole number of at least 0"),
+        ({"maxLength": float("inf")}, "#/maxLength must be a whole number"),
+        ({"minimum": True}, "#/minimum must be a number"),
+    ],
+)
+def test_a_keyword_of_the_wrong_type_is_named(schema, named):
+    with pytest.raises(InvalidRequest, match=named) as refused:
+        json_schema_grammar(schema, "guided_json")
+    assert refused.value.param == "guided_json"
+
+
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(sorted(_LLGUIDANCE_KEYWORDS | {"x"})), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=ANY_VALUE)
+def test_any_value_is_a_grammar_or_refused(compiler, schema):
+    try:
+        grammar = json_schema_grammar(schema, "guided_json")
+        compiler.compile(grammar)
+    except (InvalidRequest, GrammarError):
+        pass
 
 
 def test_depth_is_bounded():
