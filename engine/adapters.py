@@ -6,7 +6,8 @@ from pathlib import Path
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.weights.adapter_config import read_adapter
 from pagelet.protocol.config import LoraOptions
-from pagelet.protocol.lora import LoraAdapter
+from pagelet.protocol.errors import ModelSourceError
+from pagelet.protocol.lora import LoraAdapter, adapter_name_fault
 
 
 class AdapterRegistry(Mapping[str, LoraAdapter]):
@@ -30,6 +31,8 @@ class AdapterRegistry(Mapping[str, LoraAdapter]):
     def read(self, name: str, folder: str) -> LoraAdapter:
         """An adapter whose files fit the model, not known by its name yet. Reads all of them: call
         it in a thread. Raises ModelSourceError."""
+        if (fault := adapter_name_fault(name)) is not None:
+            raise ModelSourceError(f"the adapter's name {name[:40]!r} {fault}")
         return read_adapter(name, Path(folder), self._config, self.options.max_rank)
 
     def add(self, adapter: LoraAdapter) -> None:

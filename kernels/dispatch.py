@@ -6,9 +6,11 @@ by name when the process starts: `reference` for every operation, or pairs such 
 `paged_attention=reference,moe=torch_native`.
 """
 
+import importlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Generic, ParamSpec, TypeVar
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 REFERENCE = "reference"
+_NAMES: Final[set[str]] = set()
+"""Of the operations that were imported."""
 
 
 class Op(Generic[P, R]):
@@ -34,6 +38,7 @@ class Op(Generic[P, R]):
         Raises ValueError if `PAGELET_KERNELS` names an implementation that does not exist.
         """
         self.name = name
+        _NAMES.add(name)
         self.implementations: dict[str, Callable[P, R]] = {
             REFERENCE: reference,
             **(cpu or {}),
@@ -60,16 +65,41 @@ class Op(Generic[P, R]):
         return self._by_device.get(first.device.type, self._fallback)(*args, **kwargs)
 
 
+def check_setting() -> None:
+    """Raises ValueError if `PAGELET_KERNELS` names an operation that does not exist: it would be
+    forced to nothing, and whoever set it would look for a fault in the wrong place."""
+    asked = [op for op, _ in _forced_by_name(os.environ.get("PAGELET_KERNELS", "")) if op]
+    if not asked:
+        return
+    import pagelet.kernels
+
+    for folder in pkgutil.iter_modules(pagelet.kernels.__path__):
+        if folder.ispkg:
+            importlib.import_module(f"pagelet.kernels.{folder.name}")
+    if unknown := [op for op in asked if op not in _NAMES]:
+        raise ValueError(
+            f"PAGELET_KERNELS names {', '.join(unknown)}, which is no operation; there are: "
+            f"{', '.join(sorted(_NAMES))}"
+        )
+
+
 def _forced(op: str, setting: str) -> str | None:
     """The implementation that `PAGELET_KERNELS` names for an operation."""
-    for item in filter(None, (part.strip() for part in setting.split(","))):
-        target, separator, implementation = item.partition("=")
-        if not separator:
-            if item != REFERENCE:
-                raise ValueError(
-                    f"PAGELET_KERNELS: write {REFERENCE!r} or OP=IMPLEMENTATION, not {item!r}"
-                )
-            return REFERENCE
-        if target == op:
+    for target, implementation in _forced_by_name(setting):
+        if target in (None, op):
             return implementation
     return None
+
+
+def _forced_by_name(setting: str) -> Iterator[tuple[str | None, str]]:
+    """Operations, or None for all of them, and the implementations that they are to have."""
+    for item in filter(None, (part.strip() for part in setting.split(","))):
+        target, separator, implementation = item.partition("=")
+        if separator:
+            yield target, implementation
+        elif item == REFERENCE:
+            yield None, REFERENCE
+        else:
+            raise ValueError(
+                f"PAGELET_KERNELS: write {REFERENCE!r} or OP=IMPLEMENTATION, not {item!r}"
+            )

@@ -1,6 +1,10 @@
 """A low-rank adapter of the model (LoRA), as requests name it to the engine core."""
 
+from typing import Final
+
 import msgspec
+
+_LONGEST_NAME: Final = 256
 
 
 class LoraAdapter(msgspec.Struct, array_like=True, frozen=True):
@@ -11,3 +15,15 @@ class LoraAdapter(msgspec.Struct, array_like=True, frozen=True):
     """The folder of its `adapter_config.json`."""
     digest: str
     """Of its files: what it computes, and so which cached blocks are its own."""
+
+
+def adapter_name_fault(name: str) -> str | None:
+    """What is wrong with an adapter's name, which stands in lists, logs and error messages; None if
+    nothing is."""
+    if not name:
+        return "must not be empty"
+    if len(name) > _LONGEST_NAME:
+        return f"has {len(name)} characters; give at most {_LONGEST_NAME}"
+    if not name.isprintable():
+        return "must be one line of printable characters"
+    return None

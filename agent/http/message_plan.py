@@ -67,6 +67,12 @@ class MessageForms:
         elif tool_call_parser != "none":
             self._tool_format = FORMATS[tool_call_parser]
 
+    @property
+    def bounds_thinking(self) -> bool:
+        """Whether answers think between two tokens of the vocabulary, so that they can be told to
+        stop."""
+        return self._thinks and self._thinking_tokens(False) is not None
+
     def plan(
         self, body: ChatCompletionRequest, prompt: list[int], sampling: RequestedSampling
     ) -> MessagePlan | None:
@@ -77,7 +83,7 @@ class MessageForms:
         begun = self._thinking(prompt)
         budgets = (body.thinking_budget, body.thinking_token_budget)
         budget = min((limit for limit in budgets if limit is not None), default=None)
-        if budget is not None and (not self._thinks or self._thinking_tokens(False) is None):
+        if budget is not None and not self.bounds_thinking:
             raise InvalidRequest(
                 "this model's answers do not think between two tokens of its vocabulary: leave "
                 "'thinking_budget' out",

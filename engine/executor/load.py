@@ -10,6 +10,7 @@ from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.source import ModelFiles, resolve
 from pagelet.engine.weights.iterate import iterate_weights
 from pagelet.engine.weights.load_config import load_model_config
+from pagelet.kernels.dispatch import check_setting
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
@@ -29,6 +30,10 @@ def load_runner(
     def progress(done: int, total: int) -> None:
         stage(f"loading weights {100 * done // max(total, 1)}%")
 
+    try:
+        check_setting()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     try:
         return ModelRunner(
             options,

@@ -113,10 +113,37 @@ def adapter_bytes(config: ModelConfig, options: LoraOptions, dtype: torch.dtype)
     return options.max_cpu_loras * largest * dtype.itemsize
 
 
+@dataclasses.dataclass(frozen=True)
+class OtherNeeds:
+    """What needs memory beside weights and KV cache, in bytes."""
+
+    activations: int
+    """Of the largest step."""
+    adapters: int = 0
+    """Of as many LoRA adapters as may be in memory."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.activations + self.adapters
+
+    @property
+    def of_adapters(self) -> str:
+        """In words for an error message, which go on with the largest step's."""
+        return f", the adapters {_mib(self.adapters)}" if self.adapters else ""
+
+    @property
+    def remedy(self) -> str:
+        """What makes the larger of the two smaller, in words for an error message."""
+        if self.adapters > self.activations:
+            return "--max-cpu-loras or --max-lora-rank"
+        return "--max-num-batched-tokens or --max-num-seqs"
+
+
 def count_blocks(
     options: CacheOptions,
     memory: DeviceMemory,
-    activations: int,
+    needs: OtherNeeds,
     layout: KVLayout,
     max_model_len: int,
     device_type: str,
@@ -127,7 +154,7 @@ def count_blocks(
     """
     if options.num_blocks is not None:
         return options.num_blocks
-    room = memory.free - activations
+    room = memory.free - needs.total
     # Every group of one longest request in full, and the null block.
     longest = len(layout.groups) * math.ceil(max_model_len / options.block_size) + 1
     asked = options.kv_cache_memory_bytes
@@ -135,14 +162,14 @@ def count_blocks(
         if asked > room:
             raise ConfigurationError(
                 f"a KV cache of {_mib(asked)} does not fit: {_mib(memory.free)} are free once the "
-                f"weights are loaded{memory.others}, and the largest step needs "
-                f"{_mib(activations)} of them. Lower --kv-cache-memory by at least "
-                f"{_mib(asked - room)}, or --max-num-batched-tokens"
+                f"weights are loaded{memory.others}, and of them the largest step needs "
+                f"{_mib(needs.activations)}{needs.of_adapters}. Lower --kv-cache-memory by at "
+                f"least {_mib(asked - room)}, or {needs.remedy}"
             )
         budget = asked
     else:
         share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
-        budget = min(math.floor(memory.total * share) - memory.own - activations, room)
+        budget = min(math.floor(memory.total * share) - memory.own - needs.total, room)
         if options.memory_utilization is None and device_type == "cpu":
             budget = min(budget, max(_CPU_DEFAULT_KV_BYTES, longest * layout.block_bytes))
     num_blocks = budget // layout.block_bytes
@@ -153,14 +180,14 @@ def count_blocks(
             f"--kv-cache-memory {longest * layout.block_bytes}, or lower --max-model-len"
         )
     if num_blocks < 2:  # the null block holds no tokens
-        _raise_no_room(options, memory, activations, layout, budget, device_type)
+        _raise_no_room(options, memory, needs, layout, budget, device_type)
     return num_blocks
 
 
 def _raise_no_room(
     options: CacheOptions,
     memory: DeviceMemory,
-    activations: int,
+    needs: OtherNeeds,
     layout: KVLayout,
     budget: int,
     device_type: str,
@@ -169,16 +196,15 @@ def _raise_no_room(
     text = (
         f"no memory is left for the KV cache: {_mib(memory.total)} in all, {_mib(memory.free)} of "
         f"them free{memory.others}; weights take {_mib(memory.own)}, the largest step "
-        f"{_mib(activations)}, and one block {_mib(layout.block_bytes)}; {_mib(missing)} are "
-        "missing. "
+        f"{_mib(needs.activations)}{needs.of_adapters}, and one block "
+        f"{_mib(layout.block_bytes)}; {_mib(missing)} are missing. "
     )
     share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
-    if memory.free - activations >= 2 * layout.block_bytes:
+    if memory.free - needs.total >= 2 * layout.block_bytes:
         needed = math.ceil(100 * (share + missing / memory.total)) / 100
         raise ConfigurationError(f"{text}Raise --memory-utilization from {share} to {needed}")
     raise ConfigurationError(
-        f"{text}{memory.remedy}, lower --max-num-batched-tokens or --max-num-seqs, or take a "
-        "smaller model or dtype"
+        f"{text}{memory.remedy}, lower {needs.remedy}, or take a smaller model or dtype"
     )
 
 

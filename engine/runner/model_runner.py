@@ -39,6 +39,7 @@ from pagelet.engine.runner.kv_pages import PageShape, kv_layout
 from pagelet.engine.runner.load_model import Weights, load_model
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
+    OtherNeeds,
     activation_bytes,
     adapter_bytes,
     count_blocks,
@@ -150,7 +151,7 @@ class ModelRunner:
         fitting = count_blocks(
             options.cache,
             read_device_memory(self.device, own_bytes, options.cpu),
-            activations + adapter_bytes(config, options.lora, self.dtype),
+            OtherNeeds(activations, adapter_bytes(config, options.lora, self.dtype)),
             self.layout,
             max_model_len,
             self.device.type,

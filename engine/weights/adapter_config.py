@@ -62,9 +62,9 @@ def tensor_place(name: str) -> tuple[str, Literal["A", "B"]] | None:
 def read_scaling(folder: Path) -> AdapterScaling:
     """Raises ModelSourceError for a kind of adapter that is not supported."""
     path = folder / _CONFIG
-    if path.exists() and not path.is_file():  # such as a pipe, which a read would wait for
-        raise ModelSourceError(f"{path}: is not a file; give PEFT's folder")
     try:
+        if path.exists() and not path.is_file():  # such as a pipe, which a read would wait for
+            raise ModelSourceError(f"{path}: is not a file; give PEFT's folder")
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path}: cannot be read: {error}; give PEFT's folder") from error

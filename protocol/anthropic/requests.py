@@ -67,11 +67,17 @@ class ToolChoice(RequestBody):
 
 
 class ThinkingConfig(RequestBody):
-    """Whether the model is to think. How long is for it to say: the budget is not enforced."""
+    """Whether the model is to think, and for how many tokens at most."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Integer | None = None
+    budget_tokens: Annotated[Integer, Field(ge=0)] | None = None
     display: Annotated[Any, unsupported("summarized")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ThinkingConfig":
+        if self.budget_tokens is not None and self.type != "enabled":
+            raise invalid("thinking.budget_tokens", "goes with the type 'enabled'")
+        return self
 
 
 class OutputFormat(RequestBody):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagelet.kernels.dispatch import Op
+from pagelet.kernels.dispatch import Op, check_setting
 
 
 def reference(x: torch.Tensor) -> str:
@@ -59,3 +59,14 @@ def test_wrong_names_are_errors(
     monkeypatch.setenv("PAGELET_KERNELS", setting)
     with pytest.raises(ValueError, match=message):
         make_op()
+
+
+def test_operations_that_are_not_there_are_named_beside_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PAGELET_KERNELS", "paged_atention=reference, moe=reference, x=y")
+    with pytest.raises(ValueError, match=r"names paged_atention, x, which .* moe, paged_attention"):
+        check_setting()
+    for setting in ("", "reference", "moe=reference,top_logprobs=reference"):
+        monkeypatch.setenv("PAGELET_KERNELS", setting)
+        check_setting()

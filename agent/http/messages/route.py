@@ -37,7 +37,11 @@ async def _respond(
 ) -> Response:
     context = context_of(request)
     try:
-        _, plan = await start_conversation(server, chat_request(body), answers, context.request_id)
+        chat = chat_request(body)
+        # Clients must give a budget with "enabled"; where nothing is thought, it bounds nothing.
+        if body.thinking is not None and server.message_forms.bounds_thinking:
+            chat.thinking_budget = body.thinking.budget_tokens
+        _, plan = await start_conversation(server, chat, answers, context.request_id)
     except InvalidRequest as error:
         raise renamed(error, NAMES) from error
     message_id = f"msg_{context.request_id}"

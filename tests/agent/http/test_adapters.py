@@ -173,7 +173,13 @@ def other_base(folder):
     ("make", "body", "param", "words"),
     [
         (None, ("d", "nowhere"), "lora_path", "cannot be read"),
+        (None, ("d", "x" * 5000), "lora_path", "cannot be read"),
+        (None, ("d", "a\0b"), "lora_path", "cannot be read"),
         (None, ("tiny", "a"), "lora_name", "the model's own name"),
+        (None, ("", "a"), "lora_name", "must not be empty"),
+        (None, ("d" * 257, "a"), "lora_name", "has 257 characters; give at most 256"),
+        (None, ("d\ne", "a"), "lora_name", "one line of printable characters"),
+        (None, ("d\u2028", "a"), "lora_name", "one line of printable characters"),
         (None, ("a", "b"), "lora_name", "loaded already"),
         (other_base, ("d", "other"), "lora_path", "trained on another base model"),
         (

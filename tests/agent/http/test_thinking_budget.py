@@ -52,6 +52,30 @@ def test_without_a_budget_nothing_is_bounded(thinker):
     assert thinker.llm.seen[-1][2].thinking is None
 
 
+def ask_messages(server, **thinking):
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Why?"}],
+        "max_tokens": 500,
+        "thinking": thinking,
+    }
+    return server.post("/v1/messages", json=body)
+
+
+def test_the_budget_of_a_message_is_one_too(thinker, serve):
+    assert ask_messages(thinker, type="enabled", budget_tokens=1024).status_code == 200
+    assert thinker.llm.seen[-1][2].thinking == Thinking(17, 18, False, 1024)
+    assert ask_messages(thinker, type="adaptive").status_code == 200
+    assert thinker.llm.seen[-1][2].thinking is None
+    does_not_think = serve()
+    assert ask_messages(does_not_think, type="enabled", budget_tokens=1024).status_code == 200
+    assert does_not_think.llm.seen[-1][2].thinking is None
+    for kind, budget in (("disabled", 5), ("enabled", -1)):
+        refused = ask_messages(thinker, type=kind, budget_tokens=budget)
+        assert refused.status_code == 400
+        assert "thinking" in refused.json()["error"]["message"]
+
+
 def test_a_negative_budget_and_models_that_do_not_think_are_refused(thinker, serve):
     assert ask(thinker, thinking_budget=-1).status_code == 400
     refused = ask(serve(), thinking_budget=3)

@@ -10,7 +10,12 @@ from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.kv.spec import make_layout
 from pagelet.engine.runner import memory
 from pagelet.engine.runner.kv_pages import PageShape, kv_layout
-from pagelet.engine.runner.memory import DeviceMemory, activation_bytes, count_blocks
+from pagelet.engine.runner.memory import (
+    DeviceMemory,
+    OtherNeeds,
+    activation_bytes,
+    count_blocks,
+)
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.protocol.config import CacheOptions
 from support.hand_scheduler import HandScheduler
@@ -20,11 +25,13 @@ GIB, MIB = 1 << 30, 1 << 20
 LAYOUT = make_layout([None] * 4, page_bytes=MIB // 4)  # blocks of 1 MiB
 
 
-def blocks(total, free, own=0, activations=0, device="cpu", max_model_len=64, **options):
+def blocks(
+    total, free, own=0, activations=0, adapters=0, device="cpu", max_model_len=64, **options
+):
     return count_blocks(
         CacheOptions(**options),
         DeviceMemory(total, free, own, " (in use by others: process 7 5.0 MiB)"),
-        activations,
+        OtherNeeds(activations, adapters),
         LAYOUT,
         max_model_len,
         device,
@@ -91,6 +98,17 @@ def test_the_utilization_that_the_error_names_is_enough():
 def test_where_nothing_helps_but_less_work_that_is_said():
     with pytest.raises(ConfigurationError, match="Free memory, lower --max-num-batched-tokens"):
         blocks(GIB, 50 * MIB, activations=100 * MIB)
+
+
+def test_adapters_that_take_the_memory_are_blamed_for_it():
+    with pytest.raises(ConfigurationError, match=r"the adapters 80\.0 MiB") as caught:
+        blocks(GIB, 50 * MIB, activations=10 * MIB, adapters=80 * MIB)
+    assert "Free memory, lower --max-cpu-loras or --max-lora-rank" in str(caught.value)
+    case = {"activations": 10 * MIB, "adapters": 40 * MIB}
+    with pytest.raises(ConfigurationError, match=r"needs 10\.0 MiB, the adapters 40\.0") as caught:
+        blocks(GIB, 100 * MIB, **case, kv_cache_memory_bytes=80 * MIB)
+    assert "30.0 MiB, or --max-cpu-loras" in str(caught.value)
+    assert blocks(GIB, 100 * MIB, **case, kv_cache_memory_bytes=50 * MIB) == 50
 
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
