@@ -19,7 +19,7 @@ from pagelet.local.pools import Pools
 from pagelet.local.router import Router
 from pagelet.local.state_dir import Owner, StateDir
 from pagelet.local.status import Status
-from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.local.wanted import MOST_REPLICAS, Wanted, read_wanted
 from pagelet.process.atomic import write_atomically
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.process.watched import WatchedPath
@@ -230,6 +230,10 @@ class Supervisor:
             raise ControlError(
                 f"{call.pool} is scaled by its spec.autoscaling: change minReplicas and "
                 "maxReplicas there, or take it out"
+            )
+        if not 0 <= call.replicas <= MOST_REPLICAS:
+            raise ControlError(
+                f"{call.replicas} replicas: one machine takes at most {MOST_REPLICAS}"
             )
         try:
             self._pools.scale(call.pool, call.replicas)

@@ -20,7 +20,7 @@ from pagelet.local.machine import visible_gpus
 from pagelet.local.screen import Lines, Screen
 from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir
 from pagelet.local.supervisor import Supervisor
-from pagelet.local.wanted import Wanted, read_wanted
+from pagelet.local.wanted import MOST_REPLICAS, Wanted, read_wanted
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import TextFormatter
 from pagelet.process.runtime_dir import RuntimeDir
@@ -183,6 +183,8 @@ def _parse_replicas(counts: Sequence[str], wanted: Wanted) -> dict[str, int]:
                 f"--replicas {text}: {name} is scaled by its spec.autoscaling; change minReplicas "
                 "and maxReplicas there, or take it out"
             )
+        if len(number) > len(str(MOST_REPLICAS)) or int(number) > MOST_REPLICAS:
+            raise UpFailed(f"--replicas {text}: one machine takes at most {MOST_REPLICAS}")
         parsed[name] = int(number)
     return parsed
 

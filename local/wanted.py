@@ -21,9 +21,14 @@ from pagelet.protocol.inference_service.types import (
     Revision,
     RouterSpec,
     SecretKey,
+    ServiceSpec,
 )
 from pagelet.protocol.router import Pool, RouterConfig
 
+MOST_BYTES = 4 << 20
+"""Of a file: four times the largest Secret of a cluster."""
+MOST_REPLICAS = 256
+"""Of a pool: beyond any machine, as a slip of the finger would have it."""
 _OF_EACH_SERVICE = ("replicas", "image", "shared_prefixes", "resources", "pod_template")
 """Fields of a router's spec that one router for all services can have differently for each, or that
 mean nothing outside of a cluster."""
@@ -141,10 +146,14 @@ def read_wanted(path: Path, num_gpus: int) -> Wanted:
     Raises InvalidServices with all that is wrong with it, also for a file that cannot be read.
     """
     try:
-        text = path.read_text()
+        with path.open("rb") as file:  # which may be a device without an end
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidServices([f"{path}: cannot be read: {reason}"]) from None
+    if len(content) > MOST_BYTES:
+        raise InvalidServices([f"{path}: has more than the {MOST_BYTES:,} bytes that are read"])
     manifest = load_manifest(text, str(path))
     problems = [f"{path}: {problem}" for problem in _problems(manifest, num_gpus)]
     if problems:
@@ -179,6 +188,9 @@ def _problems(manifest: Manifest, num_gpus: int) -> Iterator[str]:
             models.append((f"{at}.canary.model", spec.canary.model))
         for where, model in models:
             yield from _problems_of_model(where, model, manifest)
+        for field, count in _counts(spec):
+            if count > MOST_REPLICAS:
+                yield f"{at}.{field}: is {count}; one machine takes at most {MOST_REPLICAS}"
         if spec.accelerator and spec.accelerator.count > num_gpus:
             yield (
                 f"{at}.accelerator.count: is {spec.accelerator.count}, and the number of this "
@@ -196,6 +208,12 @@ def _problems(manifest: Manifest, num_gpus: int) -> Iterator[str]:
         for name in sorted(pools & names):
             yield f"{name}: metadata.name: is the name of another service's canary; change it"
         names |= pools
+
+
+def _counts(spec: ServiceSpec) -> Iterator[tuple[str, int]]:
+    yield "replicas", spec.replicas
+    if spec.canary:
+        yield "canary.replicas", spec.canary.replicas
 
 
 def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iterator[str]:

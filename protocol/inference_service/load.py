@@ -31,6 +31,8 @@ _METADATA: Final[Schema] = {
     "x-kubernetes-preserve-unknown-fields": True,
 }
 
+_MOST_VALUES: Final = 200_000
+"""Of a document with its aliases written out, which a few lines can make endless."""
 _ENTRIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 _SECRET: Final = {"metadata": _METADATA, "data": _ENTRIES, "stringData": _ENTRIES}
 
@@ -147,29 +149,30 @@ class _Document:
 
     def problems(self) -> Iterator[Problem]:
         """Of its shape."""
-        group = str(self.value.get("apiVersion")).partition("/")[0]
+        version, kind = self.value.get("apiVersion"), self.value.get("kind")
+        group = str(version).partition("/")[0]
         if group == API_VERSION.partition("/")[0]:
             if self.value["apiVersion"] != API_VERSION:
-                words = (
-                    f"is {self.value['apiVersion']}; this version of Pagelet reads {API_VERSION}"
-                )
+                words = f"{_given(version)}; this version of Pagelet reads {API_VERSION}"
                 yield Problem(("apiVersion",), words)
-            if self.value.get("kind") != KIND:
-                yield Problem(("kind",), f"is {self.value.get('kind')}; it takes {KIND}")
+            if kind != KIND:
+                yield Problem(("kind",), f"{_given(kind)}; write {KIND}")
             yield from _problems_of_service(self.value)
-        elif self.value.get("kind") == KIND:
-            yield Problem(
-                ("apiVersion",), f"is {self.value.get('apiVersion')}; write {API_VERSION}"
-            )
-        elif self.value.get("kind") == "Secret":
+        elif kind == KIND:
+            yield Problem(("apiVersion",), f"{_given(version)}; write {API_VERSION}")
+        elif kind == "Secret":
             for field, schema in _SECRET.items():
                 if self.value.get(field) is not None:
                     yield from validate(self.value[field], schema, (field,))
-        elif not self.value.get("kind"):
+        elif not kind:
             yield Problem(("kind",), f"is missing; write kind: {KIND}")
 
     def service(self) -> InferenceService:
         return _convert(self.value)
+
+
+def _given(value: Any) -> str:
+    return "is missing" if value is None else f"is {value}"
 
 
 def _documents(text: str, name: str) -> Iterator[_Document]:
@@ -177,9 +180,8 @@ def _documents(text: str, name: str) -> Iterator[_Document]:
         for node in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if node is None:
                 continue
-            _refuse_duplicates(node, name)
-            loader = yaml.SafeLoader("")
-            value = loader.construct_document(node)
+            _check_nodes(node, name, {})
+            value = _Loader("").construct_document(node)
             if value is None:
                 continue
             if not isinstance(value, dict):
@@ -192,27 +194,54 @@ def _documents(text: str, name: str) -> Iterator[_Document]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise InvalidServices([f"{name}:{line}: is no YAML: {error.problem}"]) from error
-    except yaml.YAMLError as error:  # a character that YAML does not know
-        raise InvalidServices([f"{name}: is no YAML: {error}"]) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        words = f"the character U+{ord(text[error.position]):04X} may not stand in it"
+        raise InvalidServices([f"{name}:{line}: is no YAML: {words}"]) from error
 
 
-def _refuse_duplicates(node: yaml.Node, name: str) -> None:
-    """YAML readers keep the last of two equal keys without a word."""
+class _Loader(yaml.SafeLoader):
+    """Says where a value is that is not of its tag, such as a day without its month."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError):
+            words = (
+                f"{str(node.value)[:60]!r} is no {node.tag.rpartition(':')[2]}; quotes make it text"
+            )
+            raise yaml.constructor.ConstructorError(None, None, words, node.start_mark) from None
+
+
+def _check_nodes(node: yaml.Node, name: str, sizes: dict[int, int]) -> int:
+    """How many values a node stands for; `sizes` has those of nodes that were seen, by `id`.
+
+    Raises InvalidServices if they are too many, and for what YAML readers pass over: of two equal
+    keys they keep the last without a word.
+    """
+    if id(node) in sizes:
+        return sizes[id(node)]
+    line = node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise InvalidServices([f"{name}:{line}: a field's name must be a text"])
-            if key.value in seen:
-                raise InvalidServices(
-                    [
-                        f"{name}:{line}: {key.value} stands here and in line {seen[key.value]}; "
-                        "keep one"
-                    ]
-                )
-            seen[key.value] = line
-            _refuse_duplicates(value, name)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(item, name)
+        _refuse_duplicates(node, name)
+    children = node.value if isinstance(node, yaml.CollectionNode) else ()
+    if isinstance(node, yaml.MappingNode):
+        children = [value for _, value in children]
+    size = 1 + sum(_check_nodes(child, name, sizes) for child in children)
+    if size > _MOST_VALUES:
+        words = f"holds more than {_MOST_VALUES:,} values, with its aliases written out"
+        raise InvalidServices([f"{name}:{line}: {words}; write fewer"])
+    sizes[id(node)] = size
+    return size
+
+
+def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise InvalidServices([f"{name}:{line}: a field's name must be a text"])
+        if key.value in seen:
+            words = f"{key.value} stands here and in line {seen[key.value]}; keep one"
+            raise InvalidServices([f"{name}:{line}: {words}"])
+        seen[key.value] = line

@@ -22,6 +22,8 @@ _KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
     "int or string": ((int, str), "a whole number or a string"),
 }
 _LONGEST_VALUE: Final = 60
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
+"""What no argument of a command can hold."""
 _UNQUOTED: Final = re.compile(r"[+-]?\d+(\.\d+)?|true|false")
 
 
@@ -103,6 +105,10 @@ def _validate_string(value: str, schema: Schema, path: Path) -> Iterator[Problem
         yield Problem(path, "is empty; leave it out, or write a value")
     elif most is not None and len(value) > most:
         yield Problem(path, f"has {len(value)} characters; it takes at most {most}")
+    elif _NO_TEXT.search(value):
+        yield Problem(
+            path, f"is {value[:_LONGEST_VALUE]!a}; U+0000 and surrogates may not stand in it"
+        )
     elif pattern is not None and not re.search(pattern, value):
         yield Problem(path, f"is {_shown(value)}; it takes {_form(pattern)}")
 
