@@ -43,6 +43,17 @@ class HTTPServer(uvicorn.Server):
         if self.started:
             self.listening.set()
 
+    def stop_accepting(self) -> None:
+        """Leaves new connections to other processes that listen on the same socket: those that the
+        kernel has queued go to them, too. The open ones stay."""
+        for server in self.servers:
+            server.close()
+
+    def close_idle(self) -> None:
+        """Closes the connections on which no request runs, and each other one after its answer."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Captures none."""

@@ -41,10 +41,10 @@ class Managed:
             return "waiting to start again" if self.restart_at is not None else "stopped"
         return "ready" if self.is_ready() else "starting"
 
-    def terminate(self) -> None:
-        """Asks it to end."""
+    def terminate(self, number: int = signal.SIGTERM) -> None:
+        """Asks it to end, by the signal that means that to it."""
         if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
 
     def kill(self) -> None:
         """Ends it and its own children at once."""

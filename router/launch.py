@@ -1,12 +1,17 @@
 """How a worker of a router is started by its supervisor."""
 
+import signal
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from pagelet.process.child import ChildProcess
 from pagelet.protocol.router import RouterConfig
+
+DRAIN_SIGNAL: Final = signal.SIGUSR2
+"""From the supervisor to all workers when the router as a whole drains. SIGTERM to one worker is
+that one's own end: the others go on."""
 
 
 class RouterSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,17 +1,21 @@
 """A worker process: `python -m pagelet.router.serve --config-fd N`, started by the supervisor.
 
-SIGTERM makes it refuse new requests, wait for those that run, and exit with code 0; with code 1 if
-some of them had to be cut off.
+`DRAIN_SIGNAL` makes it refuse new requests, wait for those that run, and exit with code 0; with
+code 1 if some of them had to be cut off. SIGTERM does the same to the only worker; one of several
+leaves new connections to the others instead, and refuses nothing.
 """
 
 import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -19,15 +23,24 @@ from pagelet.process.child import ParentLink
 from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
 from pagelet.router.http.app import RouterApp
-from pagelet.router.launch import WorkerLaunch
+from pagelet.router.launch import DRAIN_SIGNAL, WorkerLaunch
 from pagelet.router.siblings import Siblings
 from pagelet.router.state import RouterState
 from pagelet.router.states import follow_file
 from pagelet.router.tenants.counters import CounterTable
 
+log = logging.getLogger("pagelet.router.serve")  # this module is __main__
+
 _SWITCH_SECONDS = 0.0005
 """For which a thread that tokenises may keep the event loop waiting; Python's default is ten times
 as long, on the way of every chunk."""
+
+_ALONE_SECONDS = 0.5
+"""After SIGTERM without the supervisor's signal it is this worker's own end. Whoever stops a whole
+process tree signals every process of it, and then somebody must answer new connections in words."""
+_REUSE_SECONDS = 5.0
+"""For which connections without a request stay open while this worker leaves: clients may have
+sent the next one already."""
 
 
 async def serve(
@@ -38,12 +51,38 @@ async def serve(
     siblings = Siblings(launch.siblings, launch.worker, launch.settings.workers)
     app = RouterApp(state, siblings)
     server = HTTPServer(app)
-    drains: list[asyncio.Task[bool]] = []
+    drain_timeout = launch.config.proxy.drain_timeout
+    ends: list[asyncio.Task[bool]] = []
+    drains = asyncio.Event()
+
+    def begin(end: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        if not ends:
+            ends.append(loop.create_task(end()))
+            ends[0].add_done_callback(lambda task: setattr(server, "should_exit", True))
+
+    async def drain() -> bool:
+        return await app.states.drain(drain_timeout)
+
+    async def drains_within(seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await drains.wait()
+        return drains.is_set()
+
+    async def leave() -> bool:
+        if await drains_within(_ALONE_SECONDS):
+            return await drain()
+        await server.listening.wait()
+        log.info("told alone to end: the other workers take new connections")
+        server.stop_accepting()
+        app.leaving = True
+        await drains_within(_REUSE_SECONDS)
+        server.close_idle()
+        return await app.states.finish(drain_timeout)
 
     def begin_drain() -> None:
-        if not drains:
-            drains.append(loop.create_task(app.states.drain(launch.config.proxy.drain_timeout)))
-            drains[0].add_done_callback(lambda task: setattr(server, "should_exit", True))
+        drains.set()
+        begin(drain)
 
     async def report_and_follow() -> None:
         await server.listening.wait()
@@ -51,14 +90,16 @@ async def serve(
         if launch.settings.config_file is not None:
             await follow_file(app.states, Path(launch.settings.config_file), counters)
 
-    loop.add_signal_handler(signal.SIGTERM, begin_drain)
+    loop.add_signal_handler(DRAIN_SIGNAL, begin_drain)
+    has_others = launch.settings.workers > 1
+    loop.add_signal_handler(signal.SIGTERM, (lambda: begin(leave)) if has_others else begin_drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     following = loop.create_task(report_and_follow())
     gc.collect()
     gc.freeze()  # modules live as long as the process: never scan them again
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     following.cancel()
-    return all(drain.result() for drain in drains)
+    return all(end.result() for end in ends)
 
 
 def main() -> None:

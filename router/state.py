@@ -121,6 +121,10 @@ class RouterState:
     async def drain(self, most_seconds: float) -> bool:
         """From now on new requests are refused. Whether all that are open finished in time."""
         self.draining = True
+        return await self.finish(most_seconds)
+
+    async def finish(self, most_seconds: float) -> bool:
+        """Whether all requests that are open finished in time."""
         try:
             async with asyncio.timeout(most_seconds):
                 await self.idle()

@@ -65,6 +65,11 @@ class States:
         states = [state.drain(most_seconds) for state in self._running]
         return all(await asyncio.gather(*states))
 
+    async def finish(self, most_seconds: float) -> bool:
+        """Whether all requests that are open finished in time."""
+        states = [state.finish(most_seconds) for state in self._running]
+        return all(await asyncio.gather(*states))
+
     async def _start(self, state: RouterState) -> None:
         started = asyncio.Event()
         self._replaced[state] = asyncio.Event()

@@ -18,7 +18,7 @@ from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
 from pagelet.protocol.router import RouterConfig
-from pagelet.router.launch import RouterSettings, WorkerLaunch, launch_worker
+from pagelet.router.launch import DRAIN_SIGNAL, RouterSettings, WorkerLaunch, launch_worker
 from pagelet.router.tenants.counters import create_counters
 
 _TICK_SECONDS: Final = 0.5
@@ -108,7 +108,7 @@ class _Supervisor:
             self._drain_began = now
             for worker in self._workers:
                 worker.restart_at = None
-                worker.terminate()
+                worker.terminate(DRAIN_SIGNAL)
         elif now - self._drain_began >= _SAME_REQUEST_SECONDS:
             log.warning("%s again: stopping at once", name)
             self._exit_code = 128 + number
@@ -126,6 +126,9 @@ class _Supervisor:
                 log.info(ended)
             elif returncode == EXIT_CONFIGURATION:
                 raise _Ended(failure or ended, EXIT_CONFIGURATION)
+            elif returncode == 0:  # somebody told it alone to end
+                log.info("%s; starting another", ended)
+                worker.restart_at = time.monotonic()
             elif (delay := worker.record_failure()) is None:
                 raise _Ended(f"{ended}, {worker.failures} times in a row", 1)
             else:

@@ -45,6 +45,8 @@ class RouterApp:
 
     def __init__(self, state: RouterState, siblings: Siblings = ALONE) -> None:
         self.states = States(state)
+        self.leaving = False
+        """Whether each connection is closed after its next answer: others take the new ones."""
         self._siblings = siblings
         self._open: dict[str, Handler] = {
             "/health": self._health,
@@ -65,6 +67,8 @@ class RouterApp:
             await self._live(receive, send)
             return
         exchange = Exchange(scope, receive, send)
+        if self.leaving:
+            exchange.extra_headers.append(("Connection", "close"))
         if (handler := self._open.get(exchange.path)) is not None:
             try:
                 _check_method(exchange, "GET")
@@ -92,7 +96,7 @@ class RouterApp:
             method=exchange.method,
             path=exchange.path,
         )
-        exchange.extra_headers.append(("X-Request-Id", record.request_id))
+        exchange.extra_headers.insert(0, ("X-Request-Id", record.request_id))
         state = self.state
         state.open_request()
         try:
