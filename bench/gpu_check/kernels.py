@@ -10,11 +10,10 @@ from pagelet.bench.gpu_check.check import Check
 from pagelet.kernels.dispatch import REFERENCE, Op
 from pagelet.kernels.embedding import embedding
 from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
-from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.moe import moe
 from pagelet.kernels.paged_attention import paged_attention
 from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
-from pagelet.kernels.rotary import rotary
+from pagelet.kernels.rotary import rotary_kv_write
 from pagelet.kernels.sample import sample
 from pagelet.kernels.token_mask import mask_tokens
 from pagelet.kernels.top_logprobs import top_logprobs
@@ -90,17 +89,12 @@ def _attention(
     return make
 
 
-def _rotary(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _rotary_kv_write(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
     angles = maker(33, _DIM // 2, dtype=torch.float32)
-    return (maker(33, _HEADS + _KV_HEADS, _DIM), angles.cos(), angles.sin()), {}
-
-
-def _kv_write(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
     order = torch.randperm(_BLOCKS * _BLOCK, generator=torch.Generator().manual_seed(2))
     cache = maker(2, _BLOCKS, _KV_HEADS, _BLOCK, _DIM)
-    heads = maker(33, _HEADS + 2 * _KV_HEADS, _DIM)
-    key, value = heads[:, _HEADS : _HEADS + _KV_HEADS], heads[:, -_KV_HEADS:]
-    return (key, value, cache, order[:33].to(maker.device)), {}
+    heads = torch.split(maker(33, _HEADS + 2 * _KV_HEADS, _DIM), [_HEADS, _KV_HEADS, _KV_HEADS], 1)
+    return (*heads, angles.cos(), angles.sin(), cache, order[:33].to(maker.device)), {}
 
 
 def _moe(tokens: int) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -146,11 +140,11 @@ CASES = [
         add_rms_norm,
         lambda m: ((m(33, _HIDDEN), m(33, _HIDDEN), m(_HIDDEN), 1e-6, True), {}),
     ),
-    Case("rotary", rotary, _rotary),
     Case("silu_and_mul", silu_and_mul, lambda m: ((m(33, 2 * _HIDDEN),), {})),
     Case("gelu_and_mul", gelu_and_mul, lambda m: ((m(33, 2 * _HIDDEN),), {})),
     Case("embedding", embedding, lambda m: ((m.integers(900, 33), m(500, _HIDDEN), 200), {})),
-    Case("kv_write", kv_write, _kv_write, changed=2),
+    Case("rotary and KV write", rotary_kv_write, _rotary_kv_write),
+    Case("rotary and KV write, cache", rotary_kv_write, _rotary_kv_write, changed=5),
     Case("attention, decode", paged_attention, _attention([1] * 5, [1, 17, 300, 64, 129])),
     Case("attention, mixed", paged_attention, _attention([1, 37, 16, 1], [200, 37, 130, 15])),
     Case(

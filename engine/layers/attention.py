@@ -10,9 +10,9 @@ from pagelet.engine.layers.recording import NUM_REQUESTS, Recorder
 from pagelet.engine.layers.rotary import Rotation
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
-from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention
 from pagelet.kernels.paged_attention.cpu import record_paged_attention
+from pagelet.kernels.rotary import rotary_kv_write
 from pagelet.kernels.rotary.cpu import record_rotary_kv_write
 
 
@@ -52,22 +52,16 @@ class Attention:
     ) -> torch.Tensor:
         """[num_tokens, hidden_size] to the same, writing this step's keys and values on the way."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        query_key, value = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        query, key, value = torch.split(heads, sizes, 1)
         if self.qk_norms is not None:
             query_norm, key_norm = self.qk_norms
-            query_key = torch.cat(
-                (
-                    query_norm(query_key[:, : self.num_heads]),
-                    key_norm(query_key[:, self.num_heads :]),
-                ),
-                dim=1,
-            )
-        query_key = rotation.apply(query_key)  # queries and keys turn alike: one call for both
-        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
-
+            query, key = query_norm(query), key_norm(key)
         binding = ctx.kv[self.layer]
         meta = ctx.attention[binding.group]
-        kv_write(key, value, binding.cache, meta.slot_mapping)
+        query = rotary_kv_write(
+            query, key, value, rotation.cos, rotation.sin, binding.cache, meta.slot_mapping
+        )
         out = paged_attention(
             query,
             binding.cache,

@@ -8,7 +8,6 @@ from pagelet.engine.layers.placement import Placement
 from pagelet.engine.layers.rope_scaling import make_rope
 from pagelet.engine.model_config import RopeConfig
 from pagelet.kernels.precision import accumulation_dtype
-from pagelet.kernels.rotary import rotary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,10 +16,6 @@ class Rotation:
 
     cos: torch.Tensor  # [num_tokens, head_dim / 2]
     sin: torch.Tensor
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotates [num_tokens, num_heads, head_dim]."""
-        return rotary(x, self.cos, self.sin)
 
 
 class RotaryEmbedding:

@@ -14,7 +14,6 @@ from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
 from pagelet.kernels.linear import linear
 from pagelet.kernels.moe import moe
 from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
-from pagelet.kernels.rotary import rotary
 from support.tolerance import TOLERANCE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -49,14 +48,6 @@ def head_norm_arguments(random: Random) -> tuple[Any, ...]:
     """As norms of queries get them: a slice of heads, not contiguous."""
     heads = random(random.size(0, 5), 6, 16)
     return heads[:, 1:4], random(16), 1e-6, False
-
-
-def rotary_arguments(random: Random) -> tuple[Any, ...]:
-    tokens, half = random.size(0, 6), random.size(1, 9)
-    angles = random(tokens, half).to(
-        torch.float64 if random.dtype == torch.float64 else torch.float32
-    )
-    return random(tokens, 5, 2 * half)[:, : random.size(1, 5)], angles.cos(), angles.sin()
 
 
 def gated_arguments(random: Random) -> tuple[Any, ...]:
@@ -95,7 +86,6 @@ OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (rms_norm, norm_arguments),
     (rms_norm, head_norm_arguments),
     (add_rms_norm, add_norm_arguments),
-    (rotary, rotary_arguments),
     (silu_and_mul, gated_arguments),
     (gelu_and_mul, gated_arguments),
     (embedding, embedding_arguments),
@@ -144,22 +134,6 @@ def test_references_equal_torch() -> None:
         torch.testing.assert_close(op.implementations["reference"](x), act * up)
     table, bias = random(5, 30), random(5)
     torch.testing.assert_close(linear(x, table, bias), x @ table.T + bias)
-
-
-def test_rotary_turns_pairs_and_keeps_relative_positions() -> None:
-    random = Random(1, torch.float64)
-    query, key = random(1, 1, 8), random(1, 1, 8)
-    frequencies = random(1, 4).abs()
-
-    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
-        angles = frequencies * position
-        return rotary.implementations["reference"](x, angles.cos(), angles.sin())
-
-    near = (turned(query, 5) * turned(key, 3)).sum()
-    far = (turned(query, 105) * turned(key, 103)).sum()
-    torch.testing.assert_close(near, far)
-    assert not torch.allclose(near, (turned(query, 6) * turned(key, 3)).sum())
-    torch.testing.assert_close(turned(query, 9).norm(), query.norm())
 
 
 def test_embedding_is_zero_outside_its_shard() -> None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from pagelet.kernels.kv_write import kv_write
 from pagelet.kernels.paged_attention import paged_attention, torch_native
-from pagelet.kernels.paged_attention.pages import int8_pages, stored, token_size
-from support.attention_batch import NAN, Batch
+from pagelet.kernels.paged_attention.pages import stored, token_size
+from support.attention_batch import NAN, Batch, unturned_write
 from support.tolerance import TOLERANCE
 
 ALL_CACHES = ["reference", "triton"]
@@ -66,7 +65,7 @@ def test_every_type_of_cache_and_sinks(name: str) -> None:
         batch = Batch(
             rng,
             **shape,
-            write=kv_write.implementations[name],
+            write=unturned_write(name),
             cache_dtype=cache_dtype,
             token_size=token_size(shape["head_dim"], cache_dtype),
             stored=lambda x: stored(x, cache_dtype),
@@ -164,48 +163,3 @@ def test_a_row_that_sees_nothing_is_zero(name: str) -> None:
     out = batch.run(paged_attention.implementations[name])
     assert out[0].isfinite().all()
     assert (out[1] == 0).all()
-
-
-@pytest.mark.parametrize("name", kv_write.implementations)
-@given(seed=st.integers(0, 1000), num_tokens=st.integers(0, 20))
-@settings(max_examples=30)
-def test_kv_write_writes_its_slots_and_no_others(name: str, seed: int, num_tokens: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    cache = torch.full((2, 8, 3, 4, 5), NAN)
-    # As the attention layer passes them: slices of one wider tensor.
-    heads = torch.randn(num_tokens, 9, 5, generator=generator)
-    key, value = heads[:, 3:6], heads[:, 6:]
-    slots = torch.randperm(32, generator=generator)[:num_tokens]
-    kv_write.implementations[name](key, value, cache, slots)
-    by_slot = cache.permute(0, 1, 3, 2, 4).reshape(2, 32, 3, 5)
-    assert torch.equal(by_slot[0, slots], key)
-    assert torch.equal(by_slot[1, slots], value)
-    others = torch.ones(32, dtype=torch.bool)
-    others[slots] = False
-    assert by_slot[:, others].isnan().all()
-
-
-@pytest.mark.parametrize("cache_dtype", [torch.float32, *CACHE_DTYPES])
-def test_kv_write_in_triton_converts_as_the_reference(cache_dtype: torch.dtype) -> None:
-    """To the byte, in pages that are poison elsewhere."""
-    generator = torch.Generator().manual_seed(0)
-    heads = (
-        torch.randn(9, 9, 8, generator=generator) * 10 ** torch.linspace(-6, 3, 9)[:, None, None]
-    )
-    heads[0, 3], heads[1, 8, 2] = 0, NAN
-    if cache_dtype in (torch.bfloat16, torch.float16):
-        heads = heads.to(cache_dtype)  # the interpreter rounds otherwise than GPUs do
-    slots = torch.randperm(32, generator=generator)[:9]
-    caches = []
-    for name in ALL_CACHES:
-        cache = torch.full((2, 8, 3, 4, token_size(8, cache_dtype) * cache_dtype.itemsize), -1)
-        cache = cache.to(torch.int8).view(cache_dtype)
-        kv_write.implementations[name](heads[:, 3:6], heads[:, 6:], cache, slots)
-        caches.append(cache)
-    if cache_dtype == torch.int8:
-        expected, actual = (int8_pages(cache) for cache in caches)
-        torch.testing.assert_close(actual[1], expected[1], rtol=1e-6, atol=0, equal_nan=True)
-        known = expected[1].isfinite()
-        assert (actual[0][known].int() - expected[0][known].int()).abs().max() <= 1
-    else:
-        assert torch.equal(*(cache.view(torch.uint8) for cache in caches))

@@ -5,11 +5,25 @@ from collections.abc import Callable
 
 import torch
 
-from pagelet.kernels.kv_write import kv_write
+from pagelet.kernels.kv_write.torch_native import kv_write
+from pagelet.kernels.rotary import rotary_kv_write
 
 NAN = float("nan")
 Attention = Callable[..., torch.Tensor]
 KVWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def unturned_write(implementation: str) -> KVWrite:
+    """Writes keys as they are, by an implementation of `rotary_kv_write`."""
+    function = rotary_kv_write.implementations[implementation]
+
+    def write(
+        key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        cos = torch.ones(len(key), key.shape[2] // 2)
+        function(key, key, value, cos, torch.zeros_like(cos), cache, slots)
+
+    return write
 
 
 class Batch:

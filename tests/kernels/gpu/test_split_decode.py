@@ -7,9 +7,8 @@ import torch
 
 from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.gpu.architectures import ARCHITECTURES
-from pagelet.kernels.kv_write import triton as kv_write
 from pagelet.kernels.paged_attention import reference, triton
-from support.attention_batch import Batch
+from support.attention_batch import Batch, unturned_write
 from support.tolerance import TOLERANCE
 
 LENS = [(1, 0), (1, 255), (1, 64), (1, 130)]
@@ -66,7 +65,7 @@ def test_blocks_beyond_two_to_the_31_are_found() -> None:
     blocks = [num_blocks - 1, 3, num_blocks - 5]
     heads = torch.randn(70, 2, head_dim, generator=torch.Generator().manual_seed(0))
     slots = torch.tensor([blocks[i // 32] * 32 + i % 32 for i in range(70)])
-    kv_write.kv_write(heads[:, :1], heads[:, 1:], cache, slots)
+    unturned_write("triton")(heads[:, :1], heads[:, 1:], cache, slots)
     arguments = {
         "max_query_len": 1,
         "max_seq_len": 70,
