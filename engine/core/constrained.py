@@ -108,6 +108,7 @@ class ConstrainedRequests:
             if not request.constraint.fill(rows[0]):
                 rows[0].fill(-1)
                 stuck.append(request)
+                self.store.forget(request.constraint.grammar_key)
             elif entry.draft_token_ids:
                 _fill_drafts(rows[1:], request.constraint, entry.draft_token_ids)
         return TokenMasks(words.tobytes()), stuck
@@ -137,8 +138,12 @@ def _begin(
 ) -> ConstrainedAnswer | GrammarError:
     """An answer's place after the tokens that it has already."""
     assert request.structured is not None
+    grammar = request.structured.grammar
     answer = ConstrainedAnswer(
-        matcher, request.structured.thinking, list(store.vocabulary.eos_token_ids)
+        matcher,
+        request.structured.thinking,
+        list(store.vocabulary.eos_token_ids),
+        b"" if grammar is None else grammar.key,
     )
     for token_id in request.output_token_ids:
         if not answer.accept(token_id):

@@ -19,7 +19,11 @@ class ConstrainedAnswer:
     """
 
     def __init__(
-        self, matcher: Matcher | None, thinking: Thinking | None, eos_token_ids: list[int]
+        self,
+        matcher: Matcher | None,
+        thinking: Thinking | None,
+        eos_token_ids: list[int],
+        grammar_key: bytes = b"",
     ) -> None:
         self._matcher = matcher
         self._thinking = thinking
@@ -27,6 +31,8 @@ class ConstrainedAnswer:
         self._thinks = thinking is not None and thinking.begun
         self._may_begin = thinking is not None and not thinking.begun
         self._num_thoughts = 0
+        self.grammar_key = grammar_key
+        """Of the grammar that the matcher was made from."""
         self.error = ""
         """Why the last call said False."""
 

@@ -10,7 +10,8 @@ from pagelet.engine.structured.compile import Compiler
 from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.protocol.structured import Grammar
 
-_MOST_GRAMMARS: Final = 256
+_MOST_GRAMMARS: Final = 64
+"""A grammar that requests have explored holds up to some tens of megabytes: a lexer's states."""
 _MOST_SOURCE_BYTES: Final = 16 << 20
 """Of all grammars kept; what is least recently used goes first."""
 
@@ -59,9 +60,15 @@ class GrammarStore:
         while len(self._compiled) > _MOST_GRAMMARS or (
             self._size > _MOST_SOURCE_BYTES and len(self._compiled) > 1
         ):
-            _, (_, dropped) = self._compiled.popitem(last=False)
-            self._size -= dropped
+            self.forget(next(iter(self._compiled)))
         return future
+
+    def forget(self, key: bytes) -> None:
+        """Drops a grammar that is kept: one whose lexer has grown to its bound would hold all that
+        memory and fail the next request, too."""
+        found = self._compiled.pop(key, None)
+        if found is not None:
+            self._size -= found[1]
 
     def close(self) -> None:
         """Ends the thread, once what it is at has ended."""

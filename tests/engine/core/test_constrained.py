@@ -197,6 +197,18 @@ def test_a_bad_grammar_ends_its_request_alone(make_core):
     assert len(tokens[3]) == 160
 
 
+def test_a_grammar_that_has_grown_too_complex_is_not_kept(make_core, store):
+    grammar = Grammar("llguidance", "regex", "(.*a.{25})|(.*b.{12}c)")
+    compiled, sound = store.compile(grammar), store.compile(GRAMMAR)
+    _, ends = run(make_core(), [request(1, grammar), request(2)])
+    assert ends[1].finish_reason == "error"
+    assert ends[1].request_fault
+    assert "states" in ends[1].error
+    assert ends[2].finish_reason == "stop", "a request beside it is not touched"
+    assert store.compile(grammar) is not compiled
+    assert store.compile(GRAMMAR) is sound
+
+
 def test_aborts_while_compiling_and_while_running(make_core):
     core = make_core()
     core.add(request(1))
