@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`."""
 
 import dataclasses
-import time
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.journal import journaled
+from pagelet.agent.http.journal import began, journaled
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
 from pagelet.agent.http.message import MessageReader, call_ids, whole_message
 from pagelet.agent.http.message_plan import MessagePlan
@@ -52,7 +51,7 @@ async def _respond(
     except InvalidRequest as error:
         raise _in_terms_of(body, error) from error
     response_id = f"chatcmpl-{context.request_id}"
-    created = int(time.time()) if hints.resume is None else hints.resume.created
+    created = began(hints)
     if body.streams:
         frame = ChunkFrame(
             body,

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.journal import journaled
+from pagelet.agent.http.journal import began, journaled
 from pagelet.agent.http.logprobs import LegacyLogprobs, prompt_logprobs
 from pagelet.agent.http.sampling import completion_sampling
 from pagelet.agent.http.server import Server, server_of
@@ -103,7 +102,7 @@ async def _respond(
         prompts,
         () if shows_special else server.llm.tokenizer.special_ids,
         f"cmpl-{context.request_id}",
-        int(time.time()) if hints.resume is None else hints.resume.created,
+        began(hints),
     )
     if body.streams:
         frame = ChunkFrame(

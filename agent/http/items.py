@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pagelet.agent.http.message import MessageReader, call_ids
 from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.engine.outputs import PositionLogprobs, RequestOutput
+from pagelet.protocol.openai.routing import Resume
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +61,10 @@ Step = Begin | Grow | End
 class ItemReader:
     """The state of one answer. Only answers that are all content come with logprobs."""
 
-    def __init__(self, plan: MessagePlan | None, response_id: str) -> None:
+    def __init__(
+        self, plan: MessagePlan | None, response_id: str, resume: Resume | None = None
+    ) -> None:
+        """`resume` is what another replica passed on of the answer."""
         make_id = call_ids(response_id, 0)
         self._reader = (
             MessageReader(None, None, make_id, parallel=True, shows_reasoning=True)
@@ -70,7 +74,7 @@ class ItemReader:
         self._open: Item | None = None
         self._logprobs: list[PositionLogprobs] = []
         self.items: list[Item] = []
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = 0 if resume is None else resume.answers[0].thought_tokens
         """Tokens up to the last delta that had thinking in it."""
         self.cut = False
         """Whether the answer ended for the bound on its tokens."""
@@ -84,6 +88,8 @@ class ItemReader:
 
     def push(self, output: RequestOutput) -> list[Step]:
         """What a delta brings."""
+        if output.resumed_text:
+            self._replay(output)
         finished = output.finish_reason is not None
         steps: list[Step] = []
         self._logprobs += output.logprobs or ()
@@ -94,6 +100,13 @@ class ItemReader:
             self.stop = output.stop_reason
             self._close(steps, self.cut)
         return steps
+
+    def _replay(self, output: RequestOutput) -> None:
+        """Takes in the text that another replica passed on."""
+        known = self.reasoning_tokens
+        for delta in self._reader.read(output.resumed_text, ends=False):
+            self._take(delta, output, [])
+        self.reasoning_tokens = known
 
     def _take(self, delta: dict[str, Any], output: RequestOutput, steps: list[Step]) -> None:
         if "content" in delta:

@@ -5,13 +5,20 @@ end of the event whose text it belongs to: `: begin I C` with the first event of
 prompt C tokens were found in the prefix cache, `: end I` with its finish reason, and
 `: tokens I 345,346` with the tokens that are wholly shown once this event is. Tokens that show
 nothing yet go with the next event.
+
+Responses and messages have one answer, and close their items, tell the usage and end with its last
+token. All of that is one step of their journal: what has come of it without its line is made again.
+`: thought 0 N` tells in responses how many of the tokens were thinking.
 """
 
+import time
 from collections.abc import Callable, Iterable
 
 from pagelet.agent.http.event_stream import Chunks
+from pagelet.agent.http.items import ItemReader
 from pagelet.engine.outputs import RequestOutput
-from pagelet.protocol.openai.routing import RouterHints
+from pagelet.protocol.openai.errors import ApiError, ErrorResponse
+from pagelet.protocol.openai.routing import Resume, RouterHints
 
 _END_OF_EVENT = b"\n\n"
 ChoiceIndex = Callable[[int, int], int]
@@ -25,6 +32,18 @@ def journaled(chunks: Chunks, hints: RouterHints, choice_index: ChoiceIndex) -> 
     answers = hints.resume.answers if hints.resume is not None else ()
     begun = [index for index, answer in enumerate(answers) if answer.begun]
     return JournaledChunks(chunks, choice_index, begun)
+
+
+def began(hints: RouterHints) -> int:
+    """When the stream began, here or at another replica, in seconds since 1970."""
+    created = None if hints.resume is None else hints.resume.created
+    return int(time.time()) if created is None else created
+
+
+def failure_event(error: ApiError) -> bytes:
+    """How a journaled stream ends that cannot go on here: the router tells its client in the words
+    of the client's API."""
+    return b"data: %b\n\n" % ErrorResponse(error.detail).encode()
 
 
 class JournaledChunks:
@@ -69,3 +88,37 @@ class JournaledChunks:
     def end(self) -> bytes:
         """See `Chunks`."""
         return self._chunks.end()
+
+
+class JournaledItems(JournaledChunks):
+    """The events of one answer, their end included, with a journal."""
+
+    def __init__(self, events: Chunks, reader: ItemReader, resume: Resume | None) -> None:
+        begun = resume is not None and resume.answers[0].begun
+        super().__init__(_EndsAtOnce(events), lambda number, index: 0, [0] if begun else ())
+        self._reader = reader
+        self._thought_tokens = reader.reasoning_tokens
+
+    def encode(self, number: int, output: RequestOutput) -> bytes:
+        """See `Chunks`."""
+        events = super().encode(number, output)
+        if events and self._reader.reasoning_tokens != self._thought_tokens:
+            self._thought_tokens = self._reader.reasoning_tokens
+            events = b"%b: thought 0 %d\n\n" % (events[:-1], self._thought_tokens)
+        return events
+
+
+class _EndsAtOnce:
+    """Events whose end comes with the last delta of their answer."""
+
+    def __init__(self, events: Chunks) -> None:
+        self._events = events
+
+    def encode(self, number: int, output: RequestOutput) -> bytes:
+        """See `Chunks`."""
+        events = self._events.encode(number, output)
+        return events if output.finish_reason is None else events + self._events.end()
+
+    def end(self) -> bytes:
+        """See `Chunks`."""
+        return b""

@@ -161,7 +161,7 @@ class MessagesRequest(CountTokensRequest):
     pagelet: RouterHints | None = None
 
     @model_validator(mode="after")
-    def _has_no_journal(self) -> "MessagesRequest":
-        if self.pagelet is not None and (self.pagelet.journal or self.pagelet.resume):
-            raise invalid("pagelet", "cannot ask for a journal of a message")
+    def _resumes_one_answer(self) -> "MessagesRequest":
+        if self.pagelet is not None:
+            self.pagelet.check_one_answer(streams=bool(self.stream))
         return self

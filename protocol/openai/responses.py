@@ -162,8 +162,10 @@ class ResponseRequest(RequestBody):
                 )
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed when 'stream' is true")
-        if self.pagelet is not None and (self.pagelet.journal or self.pagelet.resume):
-            raise invalid("pagelet", "cannot ask for a journal of a response")
+        if self.pagelet is not None:
+            self.pagelet.check_one_answer(streams=bool(self.stream))
+        if self.pagelet is not None and self.pagelet.resume is not None and self.wants_logprobs:
+            raise invalid("pagelet", "cannot resume a response with logprobs")
         return self
 
     @property

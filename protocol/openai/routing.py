@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pagelet.protocol.openai.fields import Integer, RequestBody, TokenId
+from pagelet.protocol.openai.fields import Integer, RequestBody, TokenId, invalid
 
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
@@ -25,13 +25,17 @@ class ResumedAnswer(RequestBody):
     """Of its prompt, found in the cache where it began: what the usage tells. None if not told."""
     finished: bool = False
     """Whether its finish reason was passed on: nothing of it is generated or sent again."""
+    thought_tokens: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """How many of `token_ids` are its thinking, where the usage tells that: in responses."""
 
 
 class Resume(RequestBody):
     """The state of a stream that broke off, from its journal."""
 
-    created: Integer
-    """As in the chunks that were passed on."""
+    created: Integer | None = None
+    """As in the events that were passed on; messages do not tell it."""
+    events: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """How many were passed on, where they are numbered: in responses."""
     answers: Annotated[list[ResumedAnswer], Field(min_length=1)]
     """One a choice index: (number of the prompt) * n + (which of the n)."""
 
@@ -51,3 +55,13 @@ class RouterHints(RequestBody):
     """Whether a stream tells, in comment lines, which tokens its events have shown."""
     resume: Resume | None = None
     """Go on with a stream from here; only with `stream`."""
+
+    def check_one_answer(self, *, streams: bool) -> None:
+        """For requests that have one answer, whose end is also that of the stream. Raises if they
+        could not be resumed so."""
+        if self.resume is None:
+            return
+        if not streams:
+            raise invalid("pagelet", "can resume an answer only when 'stream' is true")
+        if len(self.resume.answers) != 1 or self.resume.answers[0].finished:
+            raise invalid("pagelet", "can resume one answer here, which has not finished")

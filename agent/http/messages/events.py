@@ -27,13 +27,20 @@ class MessageEvents:
     """The events of one message; `usage` is asked once it has ended."""
 
     def __init__(
-        self, message_id: str, model: str, reader: ItemReader, usage: Callable[[], Usage]
+        self,
+        message_id: str,
+        model: str,
+        reader: ItemReader,
+        usage: Callable[[], Usage],
+        *,
+        begun: bool = False,
     ) -> None:
+        """`begun` if another replica passed its first event on."""
         self._id = message_id
         self._model = model
         self._reader = reader
         self._usage = usage
-        self._begun = False
+        self._begun = begun
 
     def encode(self, number: int, output: RequestOutput) -> bytes:
         """See `Chunks`."""

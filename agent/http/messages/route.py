@@ -9,6 +9,7 @@ from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
+from pagelet.agent.http.journal import JournaledItems, failure_event
 from pagelet.agent.http.messages.events import MessageEvents
 from pagelet.agent.http.messages.output import message
 from pagelet.agent.http.messages.request import NAMES, chat_request
@@ -17,6 +18,7 @@ from pagelet.protocol.anthropic.answers import TokenCount
 from pagelet.protocol.anthropic.errors import MESSAGES
 from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.openai.routing import RouterHints
 
 router = APIRouter()
 
@@ -45,9 +47,15 @@ async def _respond(
     except InvalidRequest as error:
         raise renamed(error, NAMES) from error
     message_id = f"msg_{context.request_id}"
-    reader = ItemReader(plan, message_id)
+    hints = body.pagelet or RouterHints()
+    resume = hints.resume
+    reader = ItemReader(plan, message_id, resume)
     if body.stream:
-        events = MessageEvents(message_id, body.model, reader, answers.usage)
+        begun = resume is not None and resume.answers[0].begun
+        events = MessageEvents(message_id, body.model, reader, answers.usage, begun=begun)
+        if hints.journal:
+            journaled = JournaledItems(events, reader, resume)
+            return await EventStream.open(answers, journaled, context, failure_event)
         return await EventStream.open(answers, events, context)
     async for _, output in answers:
         reader.push(output)

@@ -23,20 +23,23 @@ class ResponseEvents:
     """The events of one response; `usage` is asked once it has ended."""
 
     def __init__(
-        self, writer: ResponseWriter, reader: ItemReader, usage: Callable[[], Usage]
+        self,
+        writer: ResponseWriter,
+        reader: ItemReader,
+        usage: Callable[[], Usage],
+        num_before: int = 0,
     ) -> None:
+        """`num_before` events were passed on by another replica."""
         self._writer = writer
         self._reader = reader
         self._usage = usage
-        self._number = 0
+        self._number = num_before
 
     def encode(self, number: int, output: RequestOutput) -> bytes:
         """See `Chunks`."""
         events = b""
-        if not self._number:
-            begun = self._writer.begun()
-            events = self._response("response.created", begun)
-            events += self._response("response.in_progress", begun)
+        for name in ("response.created", "response.in_progress")[self._number :]:
+            events += self._response(name, self._writer.begun())
         return events + b"".join(map(self._step, self._reader.push(output)))
 
     def end(self) -> bytes:

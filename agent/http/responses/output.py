@@ -31,11 +31,18 @@ _PREFIXES: Final = {"reasoning": "rs", "text": "msg", "call": "fc"}
 class ResponseWriter:
     """Writes the response to one request, as far as it has come."""
 
-    def __init__(self, body: ResponseRequest, response_id: str, reader: ItemReader) -> None:
+    def __init__(
+        self,
+        body: ResponseRequest,
+        response_id: str,
+        reader: ItemReader,
+        created: int,
+    ) -> None:
+        """`created` is when it began, in seconds since 1970."""
         self._body = body
         self._id = response_id
         self._reader = reader
-        self._created = int(time.time())
+        self._created = created
 
     def item_id(self, item: Item) -> str:
         """Of an item of this response."""

@@ -9,12 +9,14 @@ from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
+from pagelet.agent.http.journal import JournaledItems, began, failure_event
 from pagelet.agent.http.responses.events import ResponseEvents
 from pagelet.agent.http.responses.output import ResponseWriter
 from pagelet.agent.http.responses.request import NAMES, chat_request
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.responses import ResponseRequest
+from pagelet.protocol.openai.routing import RouterHints
 
 router = APIRouter()
 
@@ -45,10 +47,15 @@ async def _respond(
             "unsupported_parameter",
         )
     response_id = f"resp_{context.request_id}"
-    reader = ItemReader(plan, response_id)
-    writer = ResponseWriter(body, response_id, reader)
+    hints = body.pagelet or RouterHints()
+    resume = hints.resume
+    reader = ItemReader(plan, response_id, resume)
+    writer = ResponseWriter(body, response_id, reader, began(hints))
     if body.stream:
-        events = ResponseEvents(writer, reader, answers.usage)
+        events = ResponseEvents(writer, reader, answers.usage, resume.events if resume else 0)
+        if hints.journal and not body.wants_logprobs:  # the last events repeat all logprobs
+            journaled = JournaledItems(events, reader, resume)
+            return await EventStream.open(answers, journaled, context, failure_event)
         return await EventStream.open(answers, events, context, events.fail)
     async for _, output in answers:
         reader.push(output)
