@@ -6,7 +6,7 @@ Pure but for looking whether a model's folder is there: the supervisor makes it 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,9 @@ import msgspec
 from pagelet.protocol.inference_service.commands import agent_arguments, router_config
 from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
 from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
+from pagelet.protocol.inference_service.rollout import rollout_bounds
 from pagelet.protocol.inference_service.types import (
     InferenceService,
-    IntOrPercent,
     ModelSpec,
     Revision,
     RouterSpec,
@@ -101,13 +101,11 @@ class PoolSpec:
 
     def surge(self, replicas: int) -> int:
         """How many replicas may be there beyond `replicas` while they are replaced."""
-        return _resolve(self.service.spec.rollout.max_surge, replicas, math.ceil)
+        return rollout_bounds(self.service.spec.rollout, replicas)[0]
 
     def unavailable(self, replicas: int) -> int:
-        """How many of `replicas` may be missing meanwhile; 1 if neither may be, as both shares of
-        a small number can round to 0."""
-        rounded = _resolve(self.service.spec.rollout.max_unavailable, replicas, math.floor)
-        return rounded or int(self.surge(replicas) == 0)
+        """How many of `replicas` may be missing meanwhile."""
+        return rollout_bounds(self.service.spec.rollout, replicas)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,11 +249,3 @@ def _missing_secret(where: str, key: SecretKey) -> str:
 def _environment(model: ModelSpec, manifest: Manifest) -> dict[str, str]:
     token = _secret(model.credentials_secret, manifest) if model.credentials_secret else None
     return {} if token is None else {"HF_TOKEN": token.decode().strip()}
-
-
-def _resolve(count: IntOrPercent, of: int, rounding: Callable[[float], int]) -> int:
-    if isinstance(count, int):
-        return count
-    if count.endswith("%"):
-        return rounding(of * int(count.removesuffix("%")) / 100)
-    return int(count)

@@ -13,6 +13,7 @@ from pagelet.operator.kube.resources import (
     CHILDREN,
     DEPLOYMENTS,
     PODS,
+    STATEFUL_SETS,
     Object,
     Resource,
     resource_of,
@@ -86,6 +87,7 @@ class Children:
         self._changed = changed
         self._by_service: defaultdict[Key, dict[tuple[str, str], Child]] = defaultdict(dict)
         self._deployments: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
+        self._sets: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
         self._pods: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
         self._reflectors = {
             resource: Reflector(
@@ -118,6 +120,10 @@ class Children:
         """Its Deployments with their status, by name."""
         return self._deployments.get(service, {})
 
+    def stateful_sets(self, service: Key) -> list[Object]:
+        """Its StatefulSets, without their status."""
+        return list(self._sets.get(service, {}).values())
+
     def pods(self, service: Key) -> list[Object]:
         """Its pods with their status."""
         return list(self._pods.get(service, {}).values())
@@ -139,6 +145,8 @@ class Children:
                     _put(self._by_service, service, (resource.kind, name), child)
                 if resource == DEPLOYMENTS:
                     _put(self._deployments, service, name, None if gone else found)
+                if resource == STATEFUL_SETS:
+                    _put(self._sets, service, name, None if gone else found)
                 self._changed(service)
 
         return differ
@@ -183,6 +191,12 @@ def _keep_deployment(found: Object) -> Object:
     return _keep_all(found) | {"spec": replicas, "status": found.get("status") or {}}
 
 
+def _keep_stateful_set(found: Object) -> Object:
+    kept = _keep_all(found) | {"spec": {"replicas": found["spec"].get("replicas", 1)}}
+    kept["metadata"]["creationTimestamp"] = found["metadata"]["creationTimestamp"]
+    return kept
+
+
 def _keep_pod(found: Object) -> Object:
     metadata, status = found["metadata"], found.get("status") or {}
     kept = ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp")
@@ -197,4 +211,8 @@ def _keep_pod(found: Object) -> Object:
     }
 
 
-_KEEP: Final = {DEPLOYMENTS: _keep_deployment, PODS: _keep_pod}
+_KEEP: Final = {
+    DEPLOYMENTS: _keep_deployment,
+    STATEFUL_SETS: _keep_stateful_set,
+    PODS: _keep_pod,
+}

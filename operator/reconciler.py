@@ -1,6 +1,8 @@
 """Makes the cluster be what a service asks for, and reports what it is."""
 
+import dataclasses
 import datetime
+import itertools
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
@@ -9,12 +11,28 @@ import msgspec
 
 from pagelet.operator.budget import Budget
 from pagelet.operator.children import Child, Children, with_digest
+from pagelet.operator.groups import (
+    MEMBERS_ANNOTATION,
+    Choice,
+    Group,
+    choose,
+    numbers_of,
+    read_groups,
+)
 from pagelet.operator.kube.client import ApiError, Client, Conflict, NotFound
 from pagelet.operator.kube.reflector import Key
-from pagelet.operator.kube.resources import AUTOSCALERS, EVENTS, SERVICES, Object
+from pagelet.operator.kube.resources import (
+    AUTOSCALERS,
+    EVENTS,
+    SERVICES,
+    STATEFUL_SETS,
+    Object,
+)
 from pagelet.operator.metrics import Metrics
 from pagelet.operator.plan import plan
+from pagelet.operator.planning.agents import pod_template
 from pagelet.operator.planning.context import Context
+from pagelet.operator.planning.group import template_digest
 from pagelet.operator.recorder import Recorder
 from pagelet.operator.replicas import Replicas
 from pagelet.operator.services import Services
@@ -97,7 +115,9 @@ class Reconciler:
         }
         refusals = []
         planned = set()
-        objects = plan(service, self._context)
+        choices = await self._choose_groups(key, service)
+        numbers = {revision: choice.current for revision, choice in choices.items()}
+        objects = plan(service, dataclasses.replace(self._context, groups=numbers))
         kinds = {made["kind"] for made in objects}
         # Two that scale one service fight, and KEDA refuses to be the second.
         await self._prune(
@@ -127,8 +147,43 @@ class Reconciler:
                     raise
                 refusals.append(_refusal(made, error))
         if not refusals:
-            await self._prune(key, (c for k, c in children.items() if k not in planned))
+            planned |= {("StatefulSet", name) for c in choices.values() for name in c.kept}
+            await self._prune(key, [c for k, c in children.items() if k not in planned])
+        await self._note_members(key)
         return refusals
+
+    async def _choose_groups(self, key: Key, service: InferenceService) -> dict[str, Choice]:
+        """By revision, for those whose replicas have several nodes."""
+        groups = self._groups(key)
+        several = [revision for revision in service.revisions if revision.engine.nodes > 1]
+        if any(len(groups.get(each.name, ())) > each.replicas for each in several):
+            # The least costly ones go, so costs must be of now.
+            await self._replicas.refresh(key)
+            groups = self._groups(key)
+        return {
+            revision.name: choose(
+                groups.get(revision.name, ()),
+                numbers_of(self._children.pods(key), revision.name),
+                revision.replicas,
+                template_digest(revision, pod_template(service, revision, self._context)),
+                service.spec.rollout,
+            )
+            for revision in several
+        }
+
+    def _groups(self, key: Key) -> dict[str, list[Group]]:
+        return read_groups(self._children.stateful_sets(key), self._children.pods(key))
+
+    async def _note_members(self, key: Key) -> None:
+        for group in itertools.chain.from_iterable(self._groups(key).values()):
+            if group.members is None and group.is_whole:
+                note = {MEMBERS_ANNOTATION: ",".join(sorted(group.live))}
+                patch = {"metadata": {"annotations": note}}
+                try:
+                    after = await self._client.merge(STATEFUL_SETS, key[0], group.name, patch)
+                except NotFound:
+                    continue  # deleted meanwhile
+                self._children.saw(after)
 
     async def _prune(self, key: Key, unwanted: Iterable[Child]) -> None:
         for child in unwanted:
@@ -160,6 +215,14 @@ class Reconciler:
                 warnings[pod["metadata"]["name"]] = await self._warnings(pod)
         observed = Observed(
             deployments=self._children.deployments(key),
+            groups=self._groups(key),
+            templates={
+                revision.name: template_digest(
+                    revision, pod_template(service, revision, self._context)
+                )
+                for revision in service.revisions
+                if revision.engine.nodes > 1
+            },
             pods=pods,
             warnings=warnings,
             refusals=refusals,

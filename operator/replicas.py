@@ -15,7 +15,7 @@ from pagelet.operator.children import COST_ANNOTATION, Children
 from pagelet.operator.kube.client import UNREACHABLE, ApiError, Client
 from pagelet.operator.kube.reflector import Key
 from pagelet.operator.kube.resources import PODS, Object
-from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT
+from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT, POD_INDEX_LABEL
 from pagelet.protocol.inference_service.status import ReplicaRates
 from pagelet.protocol.replica import ReplicaDescription
 
@@ -150,11 +150,17 @@ def is_ready(pod: Object) -> bool:
     return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
 
 
+def is_head(pod: Object) -> bool:
+    """Whether it serves its replica: of several nodes, one does."""
+    return bool(pod["metadata"]["labels"].get(POD_INDEX_LABEL, "0") == "0")
+
+
 def _is_serving_agent(pod: Object) -> bool:
     return (
         is_ready(pod)
         and bool(pod["status"].get("podIP"))
         and pod["metadata"]["labels"][COMPONENT_LABEL] == "agent"
+        and is_head(pod)
         and "deletionTimestamp" not in pod["metadata"]
     )
 

@@ -8,23 +8,28 @@ import time
 from collections.abc import Sequence
 
 from pagelet.agent.settings import ServeSettings
+from pagelet.agent.supervisor.node_probes import NodeProbes
 from pagelet.agent.supervisor.supervisor import StartError
 from pagelet.engine.core.launch import gpu_environment, options_of_engine
 from pagelet.engine.executor.node import NodeStart, launch_node
 from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.listener import bind, url
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
 from pagelet.protocol.config import EngineOptions
 
 _TICK_SECONDS = 0.5
+_STOP = {signal.SIGTERM, signal.SIGINT}
 log = logging.getLogger(__name__)
 
 
 def run_node(options: EngineOptions, settings: ServeSettings) -> int:
     """Runs a process for each data-parallel copy of the model, which starts this node's ranks of it
-    whenever the head asks for them. Returns 0 after SIGTERM or SIGINT; requests are the head's to
-    drain. Raises `StartError`."""
+    whenever the head asks for them. Requests are the head's to answer and to drain: after SIGTERM
+    or SIGINT its streams still have this node's ranks until it has ended its engine, for at most
+    `settings.drain_timeout` seconds or until a second signal. Returns 0. Raises `StartError` and
+    `ListenError`."""
     nodes = [
         Managed(
             f"node {options.parallel.node_rank} of engine core {index}",
@@ -40,12 +45,16 @@ def run_node(options: EngineOptions, settings: ServeSettings) -> int:
         )
         for index in range(options.parallel.data_parallel_size)
     ]
-    with SignalQueue() as signals:
+    listener = bind(settings.host, settings.port)
+    probes = NodeProbes(listener, lambda: all(node.ready_since is not None for node in nodes))
+    log.info("answers probes at %s", url(listener).replace("/v1", "/ready"))
+    with SignalQueue() as signals, probes:
         try:
             for node in nodes:
                 node.start()
-            while not {signal.SIGTERM, signal.SIGINT} & set(signals.wait(_TICK_SECONDS)):
+            while not _STOP & set(signals.wait(_TICK_SECONDS)):
                 _tick(nodes)
+            _let_head_end(nodes, signals, settings.drain_timeout)
         finally:
             for node in nodes:
                 node.kill()
@@ -53,6 +62,16 @@ def run_node(options: EngineOptions, settings: ServeSettings) -> int:
                 if node.process is not None:
                     node.reap()
     return 0
+
+
+def _let_head_end(nodes: Sequence[Managed], signals: SignalQueue, seconds: float) -> None:
+    for node in nodes:
+        node.terminate()
+    until = time.monotonic() + seconds
+    while any(node.process is not None and node.process.poll() is None for node in nodes):
+        left = until - time.monotonic()
+        if left <= 0 or _STOP & set(signals.wait(min(left, _TICK_SECONDS))):
+            return
 
 
 def _tick(nodes: Sequence[Managed]) -> None:

@@ -1,6 +1,7 @@
 """A node that is not the head, as a process: `python -m pagelet.engine.executor.node`.
 
 It runs its ranks' processes for as long as the head wants them, and then waits for the head again.
+After SIGTERM it ends, once the head wants them no more.
 """
 
 import argparse
@@ -8,9 +9,11 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import socket
 import time
 from collections.abc import Mapping
+from types import FrameType
 
 import msgspec
 
@@ -93,21 +96,35 @@ class _Ranks:
             worker.close()
 
 
-def _connect(address: tuple[str, int]) -> socket.socket:
-    """Waits for the head."""
+class Leaving:
+    """Whether this node was told to end; a handler of signals sets it."""
+
+    told = False
+
+    def tell(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        self.told = True
+
+
+def _connect(address: tuple[str, int], leaving: Leaving) -> socket.socket | None:
+    """Waits for the head; None if told to leave meanwhile."""
     _log.info("waits for the head node at %s port %d", *address)
-    while True:
-        try:
+    while not leaving.told:
+        with contextlib.suppress(OSError):
             return socket.create_connection(address, timeout=_RETRY_SECONDS * 10)
-        except OSError:
-            time.sleep(_RETRY_SECONDS)
+        time.sleep(_RETRY_SECONDS)
+    return None
 
 
-def run_session(parallel: ParallelOptions, files: ModelFiles) -> None:
-    """Runs this node's ranks for one start of the head's engine."""
+def run_session(parallel: ParallelOptions, files: ModelFiles, leaving: Leaving) -> None:
+    """Runs this node's ranks for one start of the head's engine, for which it waits unless it is
+    `leaving`."""
     address = (parallel.master_addr, parallel.master_port)
     ranks = _Ranks()
-    with _connect(address) as control:
+    connection = _connect(address, leaving)
+    if connection is None:
+        return
+    with connection as control:
         control.settimeout(None)
         control.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
@@ -138,10 +155,12 @@ def main() -> None:
         files = resolve_model(start.options)
     except (ConfigurationError, ModelSourceError) as error:
         link.fail(str(error))
+    leaving = Leaving()
+    signal.signal(signal.SIGTERM, leaving.tell)
     link.report_serving()
     with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            run_session(parallel, files)
+        while not leaving.told:
+            run_session(parallel, files, leaving)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +23,8 @@ from pagelet.protocol.config import ParallelOptions
 
 _HELLO_SECONDS = 5.0
 _ACCEPT_SECONDS = 0.5
+_NAME_SECONDS = 60.0
+_NAME_RETRY_SECONDS = 1.0
 _log = logging.getLogger("pagelet.engine.nodes")
 
 
@@ -88,6 +91,20 @@ def ranks_of_node(options: ParallelOptions, node_rank: int) -> range:
     return range(node_rank * count, (node_rank + 1) * count)
 
 
+def _listen(address: tuple[str, int]) -> socket.socket:
+    """Listens. A machine's name may become known later than the machine is there: a pod's, in a
+    cluster's DNS. Raises OSError."""
+    until = time.monotonic() + _NAME_SECONDS
+    while True:
+        try:
+            return socket.create_server(address)
+        except socket.gaierror as error:
+            if time.monotonic() > until:
+                raise
+            _log.info("%s is not known yet: %s", address[0], error.strerror)
+            time.sleep(_NAME_RETRY_SECONDS)
+
+
 class NodeServer:
     """The other nodes' connections to the head."""
 
@@ -101,7 +118,7 @@ class NodeServer:
         self._closed = threading.Event()
         address = (options.master_addr, options.master_port)
         try:
-            self._listener = socket.create_server(address)
+            self._listener = _listen(address)
         except OSError as error:
             raise ConfigurationError(
                 f"the head node cannot listen at {address[0]} port {address[1]}: {error}; give an "

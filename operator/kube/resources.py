@@ -29,6 +29,7 @@ class Resource:
 
 SERVICES: Final = Resource(API_VERSION, KIND, PLURAL)
 DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments")
+STATEFUL_SETS: Final = Resource("apps/v1", "StatefulSet", "statefulsets")
 PODS: Final = Resource("v1", "Pod", "pods")
 EVENTS: Final = Resource("v1", "Event", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
@@ -42,6 +43,7 @@ AUTOSCALERS: Final = [
 
 CHILDREN: Final = [
     DEPLOYMENTS,
+    STATEFUL_SETS,
     Resource("v1", "Service", "services"),
     Resource("v1", "ConfigMap", "configmaps"),
     Resource("v1", "ServiceAccount", "serviceaccounts"),

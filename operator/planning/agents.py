@@ -1,14 +1,17 @@
-"""The replicas of a revision: Deployment, headless Service, disruption budget."""
+"""The replicas of a revision: a Deployment, or a StatefulSet for each replica of several nodes;
+headless Service, disruption budget."""
 
 import math
 from typing import Final
 
 from pagelet.operator.planning.context import Context
+from pagelet.operator.planning.group import group_objects
 from pagelet.operator.planning.model_volume import mount_model
 from pagelet.operator.planning.objects import (
     HTTP_PORT,
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
+    POD_INDEX_LABEL,
     Object,
     agent_name,
     agents_service_name,
@@ -39,8 +42,15 @@ def agent_objects(service: InferenceService, revision: Revision, context: Contex
     """What runs a revision's replicas."""
     name = agent_name(service.name, revision.name)
     labels = selector(service.name, "agent", revision.name)
+    template = pod_template(service, revision, context)
+    if revision.engine.nodes > 1:
+        replicas = group_objects(service, revision, template, context)
+        heads = labels | {POD_INDEX_LABEL: "0"}
+    else:
+        replicas = [_deployment(service, revision, name, labels, template)]
+        heads = labels
     return [
-        _deployment(service, revision, name, labels, context),
+        *replicas,
         make(
             service,
             "Service",
@@ -49,7 +59,7 @@ def agent_objects(service: InferenceService, revision: Revision, context: Contex
             revision=revision.name,
             spec={
                 "clusterIP": "None",
-                "selector": labels,
+                "selector": heads,
                 "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http"}],
             },
         ),
@@ -61,6 +71,7 @@ def agent_objects(service: InferenceService, revision: Revision, context: Contex
             api_version="policy/v1",
             revision=revision.name,
             spec={
+                # Pods of a group fail together, and then none of another may be taken.
                 "maxUnavailable": 1,
                 "selector": {"matchLabels": labels},
                 # A replica that does not work must not hold up a node's maintenance.
@@ -75,12 +86,9 @@ def _deployment(
     revision: Revision,
     name: str,
     labels: dict[str, str],
-    context: Context,
+    template: Object,
 ) -> Object:
     rollout = service.spec.rollout
-    template = _pod_template(service, revision, labels, context)
-    downloads = "initContainers" in template["spec"]
-    deadline = rollout.startup_seconds + 300 + (_DOWNLOAD_SECONDS if downloads else 0)
     return make(
         service,
         "Deployment",
@@ -92,7 +100,7 @@ def _deployment(
             "replicas": revision.replicas,
             "selector": {"matchLabels": labels},
             "revisionHistoryLimit": _REVISIONS_KEPT,
-            "progressDeadlineSeconds": deadline,
+            "progressDeadlineSeconds": progress_seconds(service, revision),
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {
@@ -100,23 +108,30 @@ def _deployment(
                     "maxUnavailable": rollout.max_unavailable,
                 },
             },
-            "template": merge_pod_template(template, service.spec.pod_template, labels),
+            "template": template,
         },
     )
 
 
-def _pod_template(
-    service: InferenceService, revision: Revision, labels: dict[str, str], context: Context
-) -> Object:
+def progress_seconds(service: InferenceService, revision: Revision) -> int:
+    """After so long without it a new replica does not become ready any more."""
+    downloads = bool(mount_model(revision, "").loaders)
+    return service.spec.rollout.startup_seconds + 300 + (_DOWNLOAD_SECONDS if downloads else 0)
+
+
+def pod_template(service: InferenceService, revision: Revision, context: Context) -> Object:
+    """Of a revision's replicas, or of each node of one."""
+    labels = selector(service.name, "agent", revision.name)
     spec = service.spec
     image = revision.image or context.agent_image
+    devices = spec.accelerator.count // revision.engine.nodes if spec.accelerator else 0
     model = mount_model(revision, image)
     volumes, mounts = scratch_volumes()
     volumes.append(
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(service)}}
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(devices)}}
     )
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    extended = {spec.accelerator.resource_name: spec.accelerator.count} if spec.accelerator else {}
+    extended = {spec.accelerator.resource_name: devices} if spec.accelerator else {}
     pod = pod_spec(
         [
             container(
@@ -147,7 +162,7 @@ def _pod_template(
             "labelSelector": {"matchLabels": labels},
         }
     ]
-    return {
+    template = {
         "metadata": {
             "labels": common_labels(service.name, "agent") | labels,
             "annotations": {
@@ -159,6 +174,7 @@ def _pod_template(
         },
         "spec": pod,
     }
+    return merge_pod_template(template, service.spec.pod_template, labels)
 
 
 def _arguments(
@@ -195,8 +211,5 @@ def _server_fields(service: InferenceService, revision: Revision) -> Object:
     return fields
 
 
-def _shared_memory(service: InferenceService) -> str:
-    accelerator = service.spec.accelerator
-    if accelerator is None:
-        return _CPU_SHARED_MEMORY
-    return f"{_SHARED_MEMORY_GIB_PER_RANK * accelerator.count}Gi"
+def _shared_memory(devices: int) -> str:
+    return f"{_SHARED_MEMORY_GIB_PER_RANK * devices}Gi" if devices else _CPU_SHARED_MEMORY

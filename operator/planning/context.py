@@ -1,7 +1,7 @@
 """What a plan depends on beside the service: the installation."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,3 +19,6 @@ class Context:
         default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"}
     )
     """Namespaces whose pods may scrape replicas."""
+    groups: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """By revision, the numbers of the groups of pods that are to be made from the spec as it is,
+    where a replica has several nodes. Default: from 0, as many as replicas."""

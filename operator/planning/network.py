@@ -33,16 +33,16 @@ def network_objects(service: InferenceService, context: Context) -> list[Object]
         },
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": MANAGER}},
     }
+    agents = [
+        {"from": [router], "ports": [*http, *events]},
+        {"from": [monitoring, operator], "ports": http},
+    ]
+    if any(revision.engine.nodes > 1 for revision in service.revisions):
+        # Nodes of a replica: its collectives choose ports of their own.
+        own = {"podSelector": {"matchLabels": selector(service.name, "agent")}}
+        agents.append({"from": [own]})
     return [
-        _policy(
-            service,
-            agent_name(service.name, "stable"),
-            "agent",
-            [
-                {"from": [router], "ports": [*http, *events]},
-                {"from": [monitoring, operator], "ports": http},
-            ],
-        ),
+        _policy(service, agent_name(service.name, "stable"), "agent", agents),
         _policy(service, router_name(service.name), "router", [{"ports": http}]),
     ]
 

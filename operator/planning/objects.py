@@ -1,5 +1,6 @@
 """Names, labels and the frame of the objects that a service becomes."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -19,6 +20,15 @@ HTTP_PORT: Final = 8000
 KV_EVENTS_PORT: Final = 5557
 KV_REPLAY_PORT: Final = 6557
 """Data-parallel rank i adds i to both."""
+
+POD_INDEX_LABEL: Final = "apps.kubernetes.io/pod-index"
+"""Kubernetes' own, of the pods of a StatefulSet: of a group of pods, 0 is the head."""
+GROUP_LABEL: Final = f"{GROUP}/group"
+"""A group's number, on its StatefulSet and its pods."""
+TEMPLATE_LABEL: Final = f"{GROUP}/template"
+"""Digest of what a group's pods were made from, on its StatefulSet."""
+_MOST_SET_NAME: Final = 52
+"""Kubernetes writes a StatefulSet's name and ten characters more into a label."""
 
 
 def selector(service: str, component: Component, revision: str | None = None) -> dict[str, str]:
@@ -67,6 +77,21 @@ def agent_name(service: str, revision: str) -> str:
 def agents_service_name(service: str, revision: str) -> str:
     """The headless Service that lists a revision's replicas."""
     return f"{service}-{'agents' if revision == 'stable' else 'canaries'}"
+
+
+def nodes_service_name(service: str, revision: str) -> str:
+    """The headless Service by which the pods of a revision's groups find one another."""
+    return f"{service}-{'nodes' if revision == 'stable' else f'{revision}-nodes'}"
+
+
+def group_name(service: str, revision: str, index: int) -> str:
+    """The StatefulSet of one of a revision's groups."""
+    base = agent_name(service, revision)
+    name = f"{base}-{index}"
+    if len(name) > _MOST_SET_NAME:
+        digest = hashlib.sha256(base.encode()).hexdigest()[:8]
+        name = f"{service[: _MOST_SET_NAME - 10 - len(str(index))]}-{digest}-{index}"
+    return name
 
 
 def router_name(service: str) -> str:

@@ -3,10 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from pagelet.operator.groups import Group
 from pagelet.operator.kube.resources import Object
+from pagelet.operator.planning.agents import progress_seconds
 from pagelet.operator.planning.exposure import endpoint
 from pagelet.operator.planning.objects import (
     COMPONENT_LABEL,
+    POD_INDEX_LABEL,
     Component,
     agent_name,
     router_name,
@@ -30,6 +33,10 @@ class Observed:
 
     deployments: Mapping[str, Object]
     """By name."""
+    groups: Mapping[str, Sequence[Group]] = dataclasses.field(default_factory=dict)
+    """By revision, where a replica has several nodes."""
+    templates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What groups that are up to date were made from, by revision."""
     pods: Sequence[Object]
     warnings: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """Messages of a pod's events, by the pod's name."""
@@ -42,7 +49,7 @@ class Observed:
 
 @dataclasses.dataclass(frozen=True)
 class _Counts:
-    """Of a Deployment."""
+    """Of a Deployment, or of a revision's groups."""
 
     wanted: int
     replicas: int
@@ -67,8 +74,7 @@ def compute_status(
     now: str,
 ) -> ServiceStatus:
     """The status of a service whose spec is sound. `now` is RFC 3339."""
-    agents = _counts(observed, agent_name(service.name, "stable"))
-    canary = _counts(observed, agent_name(service.name, "canary")) if service.spec.canary else None
+    agents, canary = _agents(service, observed, now)
     router = _counts(observed, router_name(service.name))
     agent_problems = _problems(observed, "agent")
     problems = [*agent_problems, *_problems(observed, "router")]
@@ -88,9 +94,7 @@ def compute_status(
         updated_replicas=agents.updated,
         canary=_pod_counts(canary) if canary else None,
         router=_pod_counts(router),
-        selector=",".join(
-            f"{label}={value}" for label, value in selector(service.name, "agent", "stable").items()
-        ),
+        selector=",".join(f"{label}={value}" for label, value in _replica_labels(service).items()),
         endpoint=endpoint(service),
         rates=list(observed.rates),
     )
@@ -148,6 +152,42 @@ def _counts(observed: Observed, name: str) -> _Counts:
             stalled = condition.get("message") or "no progress"
     settled = seen and replicas == ready == updated == wanted
     return _Counts(wanted, replicas, ready, updated, settled, stalled)
+
+
+def _agents(
+    service: InferenceService, observed: Observed, now: str
+) -> tuple[_Counts, _Counts | None]:
+    """Of the service itself, and of its canary."""
+    found = [
+        _counts(observed, agent_name(service.name, revision.name))
+        if revision.engine.nodes == 1
+        else _group_counts(
+            observed.groups.get(revision.name, ()),
+            revision.replicas,
+            observed.templates[revision.name],
+            progress_seconds(service, revision),
+            now,
+        )
+        for revision in service.revisions
+    ]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _group_counts(
+    groups: Sequence[Group], wanted: int, template: str, most_seconds: int, now: str
+) -> _Counts:
+    updated = [group for group in groups if group.template == template]
+    ready = sum(group.is_ready for group in groups)
+    late = [g.name for g in updated if not g.is_ready and g.age(now) > most_seconds]
+    stalled = f"{', '.join(late)} not ready within {most_seconds} s" if late else None
+    settled = len(groups) == len(updated) == ready == wanted
+    return _Counts(wanted, len(groups), ready, len(updated), settled, stalled)
+
+
+def _replica_labels(service: InferenceService) -> dict[str, str]:
+    """Of the one pod of each replica that autoscalers of pods should look at."""
+    labels = selector(service.name, "agent", "stable")
+    return labels | ({POD_INDEX_LABEL: "0"} if service.spec.engine.nodes > 1 else {})
 
 
 def _pod_counts(counts: _Counts) -> PodCounts:

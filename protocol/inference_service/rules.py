@@ -393,6 +393,27 @@ RULES: Final[list[Rule[Any]]] = [
         check=lambda e: e.simulated is None or e.runner == "simulated",
     ),
     Rule(
+        part=EngineSpec,
+        field="nodes",
+        holds="self.tensorParallelSize * self.pipelineParallelSize % self.nodes == 0",
+        message="{nodes} nodes cannot share tensorParallelSize {tensor} x pipelineParallelSize "
+        "{pipeline} processes evenly: give sizes whose product is a multiple of nodes",
+        values={
+            "nodes": ("string(self.nodes)", lambda e: e.nodes),
+            "tensor": ("string(self.tensorParallelSize)", lambda e: e.tensor_parallel_size),
+            "pipeline": ("string(self.pipelineParallelSize)", lambda e: e.pipeline_parallel_size),
+        },
+        check=lambda e: e.tensor_parallel_size * e.pipeline_parallel_size % e.nodes == 0,
+    ),
+    Rule(
+        part=EngineSpec,
+        field="nodes",
+        holds="self.nodes == 1 || self.runner == 'model'",
+        message="the simulated runner has no processes that nodes could divide: leave it out",
+        values={},
+        check=lambda e: e.nodes == 1 or e.runner == "model",
+    ),
+    Rule(
         part=ServiceExposure,
         field="nodePort",
         holds="!has(self.nodePort) || self.type != 'ClusterIP'",

@@ -177,6 +177,9 @@ class EngineSpec(Part, kw_only=True):
     """Divide a mixture's experts over the processes, in place of each expert."""
     data_parallel_size: PositiveInt = 1
     """Copies of the model in a replica, each with an engine of its own."""
+    nodes: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Pods, one a node, that divide a copy's processes; they come, go and fail together. `pagelet
+    up` runs all processes on its one machine."""
     dtype: DType = "auto"
     """Of weights and activations."""
     quantization: Quantization = "auto"
@@ -217,7 +220,7 @@ class Accelerator(Part, kw_only=True):
     """The extended resource that the node's device plugin offers, such as `nvidia.com/gpu`."""
     count: PositiveInt = 1
     """How many of them a replica gets: tensorParallelSize x pipelineParallelSize x
-    dataParallelSize."""
+    dataParallelSize. Each of its `nodes` gets its part."""
 
 
 class Resources(Part, kw_only=True):
@@ -465,7 +468,7 @@ class ServiceSpec(Part, kw_only=True):
     accelerator: Accelerator | None = None
     """Default: none, the CPU computes."""
     resources: Resources = field(default_factory=Resources)
-    """CPU and memory of a replica."""
+    """CPU and memory of a replica, or of each of its `nodes`."""
     placement: Placement = field(default_factory=Placement)
     """On which nodes replicas may run."""
     router: RouterSpec = field(default_factory=RouterSpec)

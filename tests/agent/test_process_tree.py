@@ -68,10 +68,12 @@ class Served:
     def log(self) -> str:
         return self._log.read_text()
 
-    def wait_ready(self) -> "Served":
+    def wait_ready(self, path: str = "v1") -> "Served":
+        """Until it says where it answers, which ends in `path`, and that it is ready."""
+
         def port() -> str | None:
             assert self.supervisor.poll() is None, self.log
-            match = re.search(r"at http://127\.0\.0\.1:(\d+)/v1", self.log)
+            match = re.search(rf"at http://127\.0\.0\.1:(\d+)/{path}", self.log)
             return match and match[1]
 
         self.client.base_url = f"http://127.0.0.1:{wait_for(port)}"
@@ -275,15 +277,20 @@ def test_a_rank_that_is_gone(
     assert server.post(4).status_code == 200
 
 
-def test_two_nodes_are_one_server(serve: Callable[..., Served], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+def two_nodes(folder: Path) -> list[str]:
+    """Arguments of both nodes of a tiny model."""
+    (folder / "config.json").write_text(json.dumps(TINY))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1] & ~1
-    arguments = (
+    return [
         *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
         *("--num-blocks", "2000", "--pipeline-parallel-size", "2", "--nnodes", "2"),
         *("--master-port", str(port)),
-    )
+    ]
+
+
+def test_two_nodes_are_one_server(serve: Callable[..., Served], tmp_path: Path) -> None:
+    arguments = two_nodes(tmp_path)
     node = serve(*arguments, "--node-rank", "1", model=str(tmp_path))
     head = serve(*arguments, model=str(tmp_path)).wait_ready()
     assert head.post(4).status_code == 200
@@ -295,6 +302,27 @@ def test_two_nodes_are_one_server(serve: Callable[..., Served], tmp_path: Path) 
     wait_for(lambda: cause in head.log)
     wait_for(lambda: head.get("/ready") == 200)
     assert head.post(4).status_code == 200
+    # Told to stop, the node's ranks stay until the head has drained.
+    node.wait_ready("ready")
+    assert (node.get("/ready"), node.get("/v1/models")) == (200, 404)
+    load = Load(head, streams=2, max_tokens=300)
+    node.supervisor.send_signal(signal.SIGTERM)
+    head.supervisor.send_signal(signal.SIGTERM)
+    assert set(load.ends(60)) == {"done"}
+    assert head.supervisor.wait(60) == 0
+    assert node.supervisor.wait(60) == 0
+    head.assert_nothing_left()
+    node.assert_nothing_left()
+
+
+def test_a_head_that_dies_leaves_no_rank_on_its_node(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    arguments = two_nodes(tmp_path)
+    node = serve(*arguments, "--node-rank", "1", model=str(tmp_path)).wait_ready("ready")
+    assert node.get("/health") == 200, "it waits for its head"
+    head = serve(*arguments, model=str(tmp_path)).wait_ready()
+    assert node.pids("pagelet.engine.executor.worker")
     head.supervisor.kill()
     head.supervisor.wait()
     head.assert_nothing_left()

@@ -22,7 +22,7 @@ CANARY = {"weight": 10, "image": "agent:2"}
 
 def pods(objects: Iterator[Object] | list[Object]) -> Iterator[Object]:
     for made in objects:
-        if made["kind"] == "Deployment":
+        if made["kind"] in ("Deployment", "StatefulSet"):
             yield made["spec"]["template"]
 
 

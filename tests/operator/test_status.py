@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pagelet.operator.groups import Group
 from pagelet.operator.kube.resources import Object
 from pagelet.operator.status.compute import Observed, compute_status, invalid_status
 from pagelet.operator.status.problems import Problem, pod_problem
@@ -75,6 +76,39 @@ def test_all_is_well() -> None:
     }
     assert status.endpoint == "http://service.default.svc/v1"
     assert (status.replicas, status.ready_replicas, status.updated_replicas) == (1, 1, 1)
+
+
+def test_a_replica_of_several_nodes_counts_once_and_only_whole() -> None:
+    service = make_service(replicas=2, engine={"nodes": 2, "tensorParallelSize": 2})
+    whole = [pod(conditions=[{"type": "Ready", "status": "True"}]) for _ in range(2)]
+    for node, each in enumerate(whole):
+        each["metadata"] |= {"uid": str(node), "annotations": {}}
+
+    def group(index: int, pods: list[Object], created: str = NOW) -> Group:
+        return Group(
+            name=f"service-agent-{index}",
+            revision="stable",
+            index=index,
+            size=2,
+            template="new",
+            created=created,
+            members=None,
+            pods=pods,
+        )
+
+    def status(*groups: Group) -> tuple[ServiceStatus, dict[str, Condition]]:
+        made = {"stable": groups}
+        templates = {"stable": "new"}
+        return status_of(service=service, groups=made, templates=templates, now=LATER)
+
+    counts, found = status(group(0, whole), group(1, whole[:1]))
+    assert (counts.replicas, counts.ready_replicas, counts.updated_replicas) == (2, 1, 2)
+    assert (found["Progressing"].reason, found["Ready"].status) == ("RollingOut", "True")
+    _, found = status(group(0, whole), group(1, whole))
+    assert found["Progressing"].reason == "Complete"
+    _, found = status(group(0, whole), group(1, whole[:1], created="2025-12-31T00:00:00Z"))
+    assert found["Progressing"].reason == "Stalled"
+    assert "service-agent-1 not ready within" in found["Progressing"].message
 
 
 def test_before_there_is_anything() -> None:

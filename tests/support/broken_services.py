@@ -181,6 +181,19 @@ BROKEN = [
         "is the time model of another runner: set runner: simulated, or leave it out",
     ),
     Broken(
+        "nodes",
+        service(engine={"tensorParallelSize": 4, "pipelineParallelSize": 2, "nodes": 3}),
+        "spec.engine.nodes",
+        "3 nodes cannot share tensorParallelSize 4 x pipelineParallelSize 2 processes evenly: give "
+        "sizes whose product is a multiple of nodes",
+    ),
+    Broken(
+        "simulated nodes",
+        service(engine={"tensorParallelSize": 2, "nodes": 2, "runner": "simulated"}),
+        "spec.engine.nodes",
+        "the simulated runner has no processes that nodes could divide: leave it out",
+    ),
+    Broken(
         "node port",
         service(exposure={"service": {"nodePort": 30000}}),
         "spec.exposure.service.nodePort",
@@ -332,5 +345,6 @@ SOUND = [
         resources={"memory": "1048576"},
     ),
     service(name="sound", model={"uri": "package://a/b.gguf"}),
+    service(name="sound", engine={"tensorParallelSize": 2, "nodes": 2}),
     service(name="sound", model={"uri": "file:///models/a", "tokenizer": "hf://org/name"}),
 ]

@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [services, configmaps, serviceaccounts]
   verbs: [list, watch, create, patch, delete]
 - apiGroups: [apps]
-  resources: [deployments]
+  resources: [deployments, statefulsets]
   verbs: [list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]

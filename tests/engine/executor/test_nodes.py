@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from pagelet.engine.errors import ConfigurationError, ExecutorFailed
+from pagelet.engine.executor import nodes
 from pagelet.engine.executor.factory import make_executor
 from pagelet.engine.executor.node import NodeStart, launch_node
-from pagelet.engine.executor.nodes import NodeHello, check_nodes, ranks_of_node
+from pagelet.engine.executor.nodes import NodeHello, NodeServer, check_nodes, ranks_of_node
 from pagelet.engine.source import ModelFiles
 from pagelet.process.child import ChildProcess
 from pagelet.process.frames import send_frame
@@ -137,3 +138,26 @@ def test_an_address_that_is_not_here_is_refused(options) -> None:
     options.parallel.master_addr = "192.0.2.1"
     with pytest.raises(ConfigurationError, match="address of this machine with --master-addr"):
         make_head(options)
+
+
+def test_a_name_that_becomes_known_late_is_waited_for(options, monkeypatch) -> None:
+    """A pod's own name, in a cluster."""
+    refused = []
+    create_server = socket.create_server
+
+    def create(address):
+        if len(refused) < 2:
+            refused.append(address)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return create_server(address)
+
+    monkeypatch.setattr(nodes, "_NAME_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(nodes.socket, "create_server", create)
+    server = NodeServer(options.parallel)
+    server.close()
+    assert refused == [("127.0.0.1", options.parallel.master_port)] * 2
+
+    refused.clear()
+    monkeypatch.setattr(nodes, "_NAME_SECONDS", -1.0)
+    with pytest.raises(ConfigurationError, match=r"cannot listen at 127.0.0.1 port .* not known"):
+        NodeServer(options.parallel)
