@@ -59,6 +59,11 @@ class Op(Generic[P, R]):
             self._by_device = {}
             self._fallback = self.implementations[forced]
 
+    def chosen(self, device_type: str) -> str:
+        """The name of the implementation that tensors on such a device get."""
+        function = self._by_device.get(device_type, self._fallback)
+        return next(name for name, known in self.implementations.items() if known is function)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
         assert isinstance(first, torch.Tensor), f"{self.name}: pass the first tensor by position"

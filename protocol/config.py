@@ -11,7 +11,7 @@ from pagelet.protocol.pooling import PoolingType
 from pagelet.protocol.speculation import SpeculationOptions
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Task = Literal["auto", "generate", "embed", "score"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -57,8 +57,8 @@ class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens a block."""
     kv_cache_dtype: KVCacheDType = "auto"
     """Of cached keys and values. auto: that of activations. int8, with a scale for each token's
-    key and value of a head, holds twice the tokens of bfloat16 in the same memory. Other than auto
-    is for the CPU library only."""
+    key and value of a head, and fp8 (e4m3, without a scale) hold twice the tokens of bfloat16 in
+    the same memory. float16 and fp8 are for a GPU; torch's operations take auto only."""
     kv_cache_memory_bytes: PositiveInt | None = None
     """Size of the KV cache; default: `memory_utilization` of what is really free."""
     memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None

@@ -11,21 +11,49 @@ from pagelet.engine.layers.context import KVBinding
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
 from pagelet.kernels.cpu.memory import empty_bytes
+from pagelet.kernels.paged_attention import paged_attention
 from pagelet.kernels.paged_attention.pages import token_size
+from pagelet.kernels.rotary import rotary_kv_write
 from pagelet.protocol.config import KVCacheDType
 
+_DTYPES: dict[KVCacheDType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+_OF_CPU_LIBRARY = ("float32", "bfloat16", "int8")
+_CONVERTING = ("triton", "reference")
+"""Implementations of attention and of the KV write that take pages of every type."""
 
-def choose_kv_dtype(asked: KVCacheDType, dtype: torch.dtype, *, recorded: bool) -> torch.dtype:
+
+def choose_kv_dtype(
+    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, recorded: bool
+) -> torch.dtype:
     """`dtype` is that of activations; `recorded` says that the CPU library runs the model. Raises
     `ConfigurationError`."""
     if asked == "auto":
         return dtype
-    if recorded:
-        return getattr(torch, asked)  # type: ignore[no-any-return]
+    if recorded and asked not in _OF_CPU_LIBRARY:
+        raise ConfigurationError(
+            f"--kv-cache-dtype {asked} is for a GPU: on a CPU give {', '.join(_OF_CPU_LIBRARY)}, "
+            "or leave --kv-cache-dtype out"
+        )
+    if recorded or all(
+        op.chosen(device.type) in _CONVERTING for op in (paged_attention, rotary_kv_write)
+    ):
+        return _DTYPES[asked]
     raise ConfigurationError(
-        f"--kv-cache-dtype {asked} needs the CPU library, which does not run this model here; "
-        "leave --kv-cache-dtype out"
+        f"--kv-cache-dtype {asked} needs the CPU library or Triton's kernels, and torch's "
+        "operations run this model here; leave --kv-cache-dtype out"
     )
+
+
+def kv_dtype_name(dtype: torch.dtype) -> str:
+    """As --kv-cache-dtype has it."""
+    names: dict[torch.dtype, str] = {known: name for name, known in _DTYPES.items()}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @dataclasses.dataclass(frozen=True)

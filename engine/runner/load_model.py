@@ -74,7 +74,9 @@ def load_model(
     packings = _choose_packings(
         quantization, device, dtype, config.head_dim, options.cache.block_size
     )
-    kv_dtype = choose_kv_dtype(options.cache.kv_cache_dtype, dtype, recorded=packings is not None)
+    kv_dtype = choose_kv_dtype(
+        options.cache.kv_cache_dtype, dtype, device, recorded=packings is not None
+    )
     packing, head_packing = packings or (None, None)
     try:
         with out_of_memory_named(

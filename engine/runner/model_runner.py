@@ -35,7 +35,7 @@ from pagelet.engine.runner.graphs import (
     make_graph_backend,
 )
 from pagelet.engine.runner.inputs import build_inputs
-from pagelet.engine.runner.kv_pages import PageShape, kv_layout
+from pagelet.engine.runner.kv_pages import PageShape, kv_dtype_name, kv_layout
 from pagelet.engine.runner.load_model import Weights, load_model
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
@@ -184,7 +184,7 @@ class ModelRunner:
         self.info = RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(loaded.kv_dtype).removeprefix("torch."),
+            kv_cache_dtype=kv_dtype_name(loaded.kv_dtype),
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
                 formats,

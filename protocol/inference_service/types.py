@@ -127,8 +127,9 @@ class KVCacheSpec(Part, kw_only=True):
     num_blocks: Annotated[int, Meta(ge=2)] | None = None
     """Exact number of blocks, in place of a size."""
     dtype: KVCacheDType = _CACHE.kv_cache_dtype
-    """Of cached keys and values, on a CPU: as activations (`auto`), or `float32`, `bfloat16` or
-    `int8`, which holds nearly twice the tokens of bfloat16."""
+    """Of cached keys and values: as activations (`auto`), or `float32`, `bfloat16` or `int8`, which
+    holds nearly twice the tokens of bfloat16; on a GPU also `float16`, and `fp8`, which holds
+    twice."""
     block_size: Literal[8, 16, 32, 64, 128] = _CACHE.block_size
     """Tokens a block."""
     prefix_caching: bool = _CACHE.enable_prefix_caching
