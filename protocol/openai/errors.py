@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,22 @@ class ErrorResponse(msgspec.Struct):
     def encode(self) -> bytes:
         """As JSON."""
         return msgspec.json.encode(self)
+
+
+RESPONSES: Final = "/v1/responses"
+"""The path of an API that has an event of its own for what goes wrong in a stream."""
+
+
+def response_error_event(error: "ApiError", sequence_number: int) -> bytes:
+    """The last event of a stream of `RESPONSES` whose response is not at hand."""
+    event = {
+        "type": "error",
+        "sequence_number": sequence_number,
+        "code": error.detail.code or error.detail.type,
+        "message": error.detail.message,
+        "param": error.detail.param,
+    }
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
 
 
 def error_type(status: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pagelet.process.disconnect import ClientGone, Receive
 from pagelet.protocol.anthropic.errors import error_body, error_event
-from pagelet.protocol.openai.errors import ApiError
+from pagelet.protocol.openai.errors import RESPONSES, ApiError, response_error_event
 from pagelet.protocol.openai.http_body import (
     check_announced_length,
     check_elements,
@@ -32,6 +32,8 @@ class Exchange:
         """What the request took of its tenant's limits, which the answer tells of."""
         self.status = 0
         """Of the answer; 0 until it has begun."""
+        self._num_events = 0
+        """Server-sent events that were written: each ends with an empty line."""
         self.receive = receive
         self._send = send
 
@@ -75,6 +77,7 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """More of the body; waits while the client is slow."""
+        self._num_events += data.count(b"\n\n")
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
@@ -97,7 +100,12 @@ class Exchange:
         """An error in the shape of the API that was asked: an answer of its own, or the last event
         of a stream."""
         if self.status:
-            await self.end(error_event(self.path, error))
+            numbered = self.path == RESPONSES
+            await self.end(
+                response_error_event(error, self._num_events)
+                if numbered
+                else error_event(self.path, error)
+            )
             return
         body = error_body(self.path, error)
         self.extra_headers += (error.headers or {}).items()

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from pagelet.protocol.anthropic.errors import MESSAGES
+from pagelet.protocol.openai.errors import RESPONSES
 from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
@@ -31,17 +33,17 @@ _SCORING: Final = ("/v2/rerank", "/v1/rerank", "/rerank", "/v1/score", "/score")
 PATHS: Final = frozenset(
     (
         *(CHAT, COMPLETIONS, f"{CHAT}/render", f"{COMPLETIONS}/render"),
-        *("/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
+        *(RESPONSES, "/v1/embeddings", MESSAGES, f"{MESSAGES}/count_tokens"),
         *_SCORING,
         *("/pooling", "/classify"),
         *("/tokenize", "/detokenize"),
     )
 )
 """Where clients may POST JSON that names a model."""
-_CACHING: Final = frozenset(
-    (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/embeddings", *_SCORING)
-)
+_CACHING: Final = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/embeddings", *_SCORING))
 """Replicas take hints there, so that what they cache of a prompt is its tenant's own."""
+_NAMED_EVENTS: Final = frozenset((RESPONSES, MESSAGES))
+"""Streams there end with their one answer."""
 _MODEL_OPTIONAL: Final = frozenset(("/tokenize", "/detokenize"))
 _SEED_BITS: Final = 63
 
@@ -96,16 +98,15 @@ class Inference:
             route = self._route(prompts, salt, session)
             if (name := self.state.models.upstream_name(model, ref)) != model.asked:
                 body.rename_model(name)
-            resumable = tokenises and body.stream
+            named = self.exchange.path in _NAMED_EVENTS
+            resumable = body.stream and (tokenises or named)
             request = UpstreamRequest(
                 method=self.exchange.method,
                 target=self.exchange.target,
                 headers=self._headers(),
                 body=_Bodies(body, salt, prompts, resumable).body if caches else self._as_it_is,
                 stream=body.stream,
-                journal=(
-                    Journal(body.num_answers, body.n, body.includes_usage) if resumable else None
-                ),
+                journal=self._journal(named) if resumable else None,
             )
             forwarding = Forwarding(pool, self.state.budget, self.exchange, record, request, route)
             record.overhead_seconds = record.elapsed() - record.body_seconds - record.waited_seconds
@@ -118,6 +119,11 @@ class Inference:
                 self._settle(forwarding, permit)
         finally:
             permit.release()
+
+    def _journal(self, named_events: bool) -> Journal:
+        if named_events:
+            return Journal(1, 1, wants_usage=False, ends_with_answer=True)
+        return Journal(self.body.num_answers, self.body.n, self.body.includes_usage)
 
     def _resolve(self) -> ServedModel:
         if self.body.model is None and self.exchange.path in _MODEL_OPTIONAL:

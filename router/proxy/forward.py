@@ -287,7 +287,6 @@ class Forwarding:
         if journal is not None and opened.replica.is_pagelet:
             events = journaled_events(opened.response, journal, idle_timeout)
         else:
-            opened.response.can_move = False
             events = plain_events(opened.response, idle_timeout)
         tokens = 0 if journal is None else journal.num_tokens
         tail = b""
@@ -295,6 +294,7 @@ class Forwarding:
             if not exchange.status:
                 self._note_first_byte()
                 await exchange.begin(200, self._headers(opened))
+                opened.response.can_move = journal is not None and journal.begun
             await exchange.write(data)
             tail = (tail + data)[-_USAGE_TAIL:]
             self._mid_event = not data.endswith((b"\n\n", b"\r\n\r\n"))

@@ -2,9 +2,10 @@
 
 A replica that is asked for a journal ends its events with lines such as `: tokens 0 345,346`: the
 token ids of answer 0 whose effects are wholly shown once the event is; `: begin 0 48` with the
-answer's first event, for which 48 tokens of the prompt were cached, and `: end 0` with its last.
-JSON holds no raw newline, so `\\n: ` is never part of an event's data. From the journal another
-replica can go on where this one broke off.
+answer's first event, for which 48 tokens of the prompt were cached, and `: end 0` with its last;
+`: thought 0 9` counts the tokens of a response that were thinking. JSON holds no raw newline, so
+`\\n: ` is never part of an event's data. From the journal another replica can go on where this one
+broke off.
 """
 
 import dataclasses
@@ -13,9 +14,9 @@ from typing import Any, Final
 
 # Numbers are as long as they can be in earnest, so that no replica makes us count without end.
 _LINE: Final = re.compile(
-    rb"\n: (begin|tokens|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
+    rb"\n: (begin|tokens|thought|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
 )
-_CREATED: Final = re.compile(rb'"created":\s*(\d{1,15})(?!\d)')
+_CREATED: Final = re.compile(rb'"created(?:_at)?":\s*(\d{1,15})(?!\d)')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
 _USAGE_EVENT: Final = b'"choices":[],'
 END: Final = b"data: [DONE]\n\n"
@@ -63,14 +64,21 @@ class _Answer:
     token_ids: list[bytes] = dataclasses.field(default_factory=list)
     """Runs of ids, as the journal spells them."""
     finished: bool = False
+    thought_tokens: int = 0
 
 
 class Journal:
     """The state of one stream, over all replicas that it came from."""
 
-    def __init__(self, num_answers: int, n: int, wants_usage: bool) -> None:
-        """`n` answers to each prompt; `wants_usage` if the stream is to end with its usage."""
+    def __init__(
+        self, num_answers: int, n: int, wants_usage: bool, *, ends_with_answer: bool = False
+    ) -> None:
+        """`n` answers to each prompt; `wants_usage` if the stream is to end with its usage;
+        `ends_with_answer` for the named events of one answer, which no `END` follows."""
         self._num_answers = num_answers
+        self._ends_with_answer = ends_with_answer
+        self._num_events = 0
+        """Passed on, of named events."""
         self._answers: dict[int, _Answer] = {}
         """Those of which something was told: a client may ask for more than anybody grants."""
         self._n = n
@@ -88,13 +96,18 @@ class Journal:
     @property
     def begun(self) -> bool:
         """Whether there is anything to go on from."""
-        return self.kept and self._created is not None
+        return self.kept and (self._created is not None or self._ends_with_answer)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the stream may be whole when it ends now: how one ends that named its events and
+        has no journal, nobody knows."""
+        return self.complete or (self._ends_with_answer and not self.kept)
 
     @property
     def lacks_only_its_end(self) -> bool:
         """Whether nothing but `END` is left to be shown."""
-        finished = sum(answer.finished for answer in self._answers.values())
-        return not self._lacks_usage and finished == self._num_answers
+        return not (self._ends_with_answer or self._lacks_usage) and self._finished
 
     def strip(self, events: bytes) -> bytes:
         """Takes in whole events, and returns them as clients see them.
@@ -111,9 +124,8 @@ class Journal:
 
     def resume(self) -> dict[str, Any]:
         """The state as the field `pagelet.resume` has it."""
-        assert self._created is not None
-        answers = (self._answers.get(index, _Answer()) for index in range(self._num_answers))
-        return {
+        answers = [self._answers.get(index, _Answer()) for index in range(self._num_answers)]
+        state: dict[str, Any] = {
             "created": self._created,
             "answers": [
                 {
@@ -125,11 +137,22 @@ class Journal:
                 for answer in answers
             ],
         }
+        if self._ends_with_answer:
+            state["events"] = self._num_events
+            state["answers"][0]["thought_tokens"] = answers[0].thought_tokens
+        return state
+
+    @property
+    def _finished(self) -> bool:
+        return sum(answer.finished for answer in self._answers.values()) == self._num_answers
 
     def _take(self, events: bytes) -> bytes:
         if self._created is None and (match := _CREATED.search(events)):
             self._created = int(match[1])
-        self.complete = self.complete or events.endswith(END)
+        if self._ends_with_answer:
+            self._num_events += events.count(b"\n\n")
+        else:
+            self.complete = self.complete or events.endswith(END)
         if self._lacks_usage and _USAGE_EVENT in events:
             self._lacks_usage = False
         if b"\n: " not in events:
@@ -156,6 +179,10 @@ class Journal:
                     self.cached_tokens += answer.cached_tokens
         elif kind == b"end":
             answer.finished = True
+            if self._ends_with_answer and self._finished:
+                self.complete = True
+        elif kind == b"thought" and ids is not None:
+            answer.thought_tokens = int(ids.partition(b",")[0])
 
 
 def _token_ids(runs: list[bytes]) -> list[int]:

@@ -29,7 +29,7 @@ async def journaled_events(
                 return
             raise
         if not data:
-            if journal.complete:
+            if journal.may_end:
                 return
             raise ConnectionLost("the stream ended without [DONE]", begun=True)
         held += len(data)

@@ -96,13 +96,13 @@ async def disturbed(fleet, disturb):
     return await answers
 
 
-async def wait_until_generating(fleet):
+async def wait_until_generating(fleet, count=NUM_STREAMS // 4):
     url = f"{fleet.replicas['a'].url}/metrics"
     async with httpx.AsyncClient() as client:
         while True:
             text = (await client.get(url)).text
             running = [line for line in text.splitlines() if "num_requests_running{" in line]
-            if float(running[0].split()[-1]) >= NUM_STREAMS // 4:
+            if float(running[0].split()[-1]) >= count:
                 return
             await asyncio.sleep(0.05)
 
@@ -137,6 +137,71 @@ def complete(url, prompt, **fields):
 def explained(fleet, response):
     request_id = response.headers["x-request-id"]
     return httpx.get(f"{fleet.router.url}/v1/explain/{request_id}").json()
+
+
+NAMED_EVENTS = 12
+
+
+def named_request(number):
+    """Path and body: text, or the call of a tool whose arguments follow a schema."""
+    most = {"max_output_tokens": 120} if number % 2 else {"max_tokens": 120}
+    body = {"model": MODEL, "stream": True, "temperature": 1.0, "seed": number} | most
+    ask = f"Question {number}: why?"
+    schema = {"type": "object", "properties": {"why": {"type": "string"}}, "required": ["why"]}
+    calls = number % 4 > 1
+    if number % 2:
+        tool = {"type": "function", "name": "say", "parameters": schema}
+        body |= {"input": ask} | ({"tools": [tool], "tool_choice": "required"} if calls else {})
+        return "/v1/responses", body
+    tool = {"name": "say", "input_schema": schema}
+    body |= {"messages": [{"role": "user", "content": ask}]}
+    body |= {"tools": [tool], "tool_choice": {"type": "any"}} if calls else {}
+    return "/v1/messages", body
+
+
+async def receive_named(client, number):
+    """One stream: its events by name, repeats as one; its text; how it ended."""
+    path, body = named_request(number)
+    answer = await client.post(path, json=body, headers={"x-request-id": f"named-{number}"})
+    assert answer.status_code == 200, answer.text
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert not any("error" in event["type"] for event in told), told[-1]
+    if number % 2:
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    kinds = [event["type"] for event in told]
+    kinds = [kind for before, kind in zip(["", *kinds], kinds, strict=False) if kind != before]
+    texts = [event.get("delta") or {} for event in told]
+    texts = [
+        each if isinstance(each, str) else each.get("text") or each.get("partial_json") or ""
+        for each in texts
+    ]
+    if number % 2:
+        end = told[-1]["response"]
+        usage = end["usage"]["output_tokens"], end["usage"]["total_tokens"]
+        end = {"output": end["output"], "status": end["status"], "usage": usage}
+    else:
+        end = {"delta": told[-2]["delta"], "tokens": told[-2]["usage"]["output_tokens"]}
+    return kinds, "".join(texts), end
+
+
+async def receive_all_named(fleet):
+    limits = httpx.Limits(max_connections=NAMED_EVENTS)
+    async with httpx.AsyncClient(base_url=fleet.router.url, timeout=60, limits=limits) as client:
+        return await asyncio.gather(*(receive_named(client, n) for n in range(NAMED_EVENTS)))
+
+
+def test_responses_and_messages_go_on_too(fleet) -> None:
+    undisturbed = asyncio.run(receive_all_named(fleet))
+
+    async def disturbed():
+        answers = asyncio.create_task(receive_all_named(fleet))
+        await wait_until_generating(fleet, NAMED_EVENTS // 4)
+        await asyncio.to_thread(fleet.replicas["a"].kill)
+        return await answers
+
+    before = fleet.metric("pagelet_router_resumes_total")
+    assert asyncio.run(disturbed()) == undisturbed
+    assert fleet.metric("pagelet_router_resumes_total") > before
 
 
 @pytest.mark.parametrize("stream", [False, True])

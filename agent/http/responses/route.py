@@ -15,13 +15,14 @@ from pagelet.agent.http.responses.output import ResponseWriter
 from pagelet.agent.http.responses.request import NAMES, chat_request
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.openai.errors import RESPONSES
 from pagelet.protocol.openai.responses import ResponseRequest
 from pagelet.protocol.openai.routing import RouterHints
 
 router = APIRouter()
 
 
-@router.post("/v1/responses")
+@router.post(RESPONSES)
 async def create_response(request: Request) -> Response:
     """Answers what is asked in `input`; nothing is stored."""
     server = server_of(request)

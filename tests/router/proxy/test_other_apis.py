@@ -27,7 +27,10 @@ async def test_a_tenants_cache_is_its_own(routed, tmp_path, path) -> None:
         salts = [hint.pop("cache_salt") for hint in hints]
         assert salts[:2] == salts[2:]
         assert salts[0] != salts[1]
-        assert hints == [{}] * 4, "nothing that only streams of chunks have"
+        for hint in hints[2:] if path in ("/v1/responses", "/v1/messages") else ():
+            assert hint.pop("journal")
+            assert hint.pop("seed") >= 0
+        assert hints == [{}] * 4, "nothing that only streams have"
 
 
 async def test_errors_have_the_shape_of_the_api(routed) -> None:
@@ -85,3 +88,68 @@ async def test_a_streams_usage_counts_however_it_is_cut(routed) -> None:
             assert response.content == data
             told = await fleet.client.get(f"/v1/explain/{response.headers['x-request-id']}")
             assert told.json()["completion_tokens"] == 5
+
+
+def named(name, number, *comments):
+    """An event of a response or message."""
+    data = json.dumps({"type": name, "sequence_number": number})
+    return "\n".join((f"event: {name}", f"data: {data}", *comments, "", "")).encode()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("end", ["cut", "silent", "whole", "error"])
+async def test_a_stream_goes_on_at_another_replica(routed, path, end) -> None:
+    begin = named("begin", 0, ": begin 0 16")
+    told = [named("more", 1), named("more", 2, ": tokens 0 5,6", ": thought 0 2")]
+    lost = [named("last", 3)]
+    failed = b'data: {"error":{"message":"died","type":"server_error","param":null,"code":"x"}}\n\n'
+    rest = [named("more", 3, ": tokens 0 7"), named("last", 4), named("end", 5, ": end 0")]
+    asked = []
+
+    async def answer(request):
+        asked.append(request.body["pagelet"])
+        parts = [begin, *told, *([failed] if end == "error" else lost)]
+        first = stream(*parts, end="whole" if end == "error" else end)
+        await (first if len(asked) == 1 else stream(*rest, end="silent"))(request)
+
+    replicas = ScriptedReplica(), ScriptedReplica()
+    for each in replicas:
+        each.answer = answer
+    async with routed(*replicas) as fleet:
+        response = await fleet.post({"stream": True}, path)
+        assert response.content == b"".join(
+            named(*each)
+            for each in zip(("begin", "more", "more", "more", "last", "end"), range(6), strict=True)
+        )
+        assert asked[1]["seed"] == asked[0]["seed"]
+        assert asked[1]["resume"] == {
+            "created": None,
+            "events": 3,
+            "answers": [
+                {
+                    "begun": True,
+                    "token_ids": [5, 6],
+                    "cached_tokens": 16,
+                    "finished": False,
+                    "thought_tokens": 2,
+                }
+            ],
+        }
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_stream_that_nobody_can_go_on_with_ends_in_the_words_of_its_api(
+    routed, path
+) -> None:
+    replica = ScriptedReplica(pagelet=False)
+    replica.answer = stream(named("begin", 0), named("more", 1), end="cut")
+    async with routed(replica) as fleet:
+        response = await fleet.post({"stream": True}, path)
+        before, last = response.content.split(b"event: error\ndata: ")
+        assert before == named("begin", 0) + named("more", 1)
+        error = json.loads(last)
+        assert error["type"] == "error"
+        if path == "/v1/responses":
+            assert (error["code"], error["sequence_number"]) == ("stream_broken", 2)
+        else:
+            assert error["error"]["type"] == "api_error"
