@@ -1,8 +1,12 @@
 """The chart as Helm installs it: what the operator may do, and what a namespace is refused."""
 
 import base64
+import contextlib
+import dataclasses
+import itertools
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,12 @@ import yaml
 from cluster.kubectl import helm_program
 from cluster.programs import HELM, is_built
 from pagelet.operator.kube.client import ApiError
-from pagelet.operator.kube.resources import SERVICES
+from pagelet.operator.kube.resources import PODS, SERVICES, Resource
 from support.broken_services import service as make
 from support.cluster import Api, eventually, running_operator
 
 ROOT = Path(__file__).parents[2]
+ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
 FORBIDDEN = [
     ("get", "", "secrets"),
     ("list", "", "secrets"),
@@ -56,9 +61,9 @@ def uninstall(helm: str, kubeconfig: Path, namespace: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
-async def token_of(api: Api, namespace: str) -> str:
-    """Of the service account that the chart made."""
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{namespace}/token"
+async def token_of(api: Api, namespace: str, account: str) -> str:
+    """Of a service account."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     made = await api.request("POST", path, body={"spec": {}})
     return str(made["status"]["token"])
 
@@ -76,6 +81,46 @@ def kubeconfig_with(token: str, admin: Path, target: Path) -> Path:
     made = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "c"}
     target.write_text(yaml.safe_dump(made))
     return target
+
+
+@contextlib.asynccontextmanager
+async def as_account(api: Api, namespace: str, account: str) -> AsyncIterator[Api]:
+    """The cluster as one of its service accounts has it."""
+    token = await token_of(api, namespace, account)
+    them = dataclasses.replace(
+        api.connection,
+        token=token,
+        certificate_path=None,
+        certificate_data=None,
+        private_key_path=None,
+        private_key_data=None,
+    )
+    client = Api(lambda: them)
+    yield client
+    await client.close()
+
+
+async def rights(api: Api, namespace: str) -> set[tuple[str, str, str, str]]:
+    """All that a client may do with resources of a namespace: group, kind, verb, name."""
+    review = await api.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+        body={"spec": {"namespace": namespace}},
+    )
+    return flat(review["status"]["resourceRules"])
+
+
+def flat(rules: list[dict[str, Any]]) -> set[tuple[str, str, str, str]]:
+    return {
+        right
+        for rule in rules
+        for right in itertools.product(
+            rule.get("apiGroups", [""]),
+            rule["resources"],
+            rule["verbs"],
+            rule.get("resourceNames") or ["any"],
+        )
+    }
 
 
 async def may(api: Api, account: str, verb: str, group: str, resource: str, namespace: str) -> bool:
@@ -97,11 +142,11 @@ async def test_the_operator_works_with_its_own_rights_and_has_no_others(
 ) -> None:
     install(helm, control_plane, namespace, f"namespaces={{{namespace}}}")
     try:
-        token = await token_of(api, namespace)
+        token = await token_of(api, namespace, namespace)
         own = kubeconfig_with(token, control_plane, tmp_path / "kubeconfig")
         log = tmp_path / "log"
         spec: dict[str, Any] = {"exposure": {"ingress": {"host": "a.example.com"}}}
-        canary = {"weight": 1, "image": "next"}
+        canary = {"weight": 1, "engine": {"nodes": 2, "tensorParallelSize": 2}}
         with running_operator(own, namespace, log):
             await api.create(SERVICES, namespace, make(name="a", canary=canary, **spec))
 
@@ -117,7 +162,7 @@ async def test_the_operator_works_with_its_own_rights_and_has_no_others(
 
             async def pruned() -> bool:
                 kinds = await api.objects(namespace, "a")
-                return not {("Ingress", "a"), ("Deployment", "a-canary")} & kinds.keys()
+                return not {("Ingress", "a"), ("StatefulSet", "a-canary-0")} & kinds.keys()
 
             await eventually(pruned)
         assert "forbidden" not in log.read_text().lower(), log.read_text()
@@ -126,13 +171,75 @@ async def test_the_operator_works_with_its_own_rights_and_has_no_others(
             assert not await may(api, account, verb, group, resource, namespace), resource
         assert await may(api, account, "list", "", "pods", namespace)
         assert not await may(api, account, "list", "", "pods", "default"), "another's namespace"
-        # And a router may see where its replicas are, and nothing else.
-        router = f"system:serviceaccount:{namespace}:a-router"
-        assert await may(api, router, "list", "discovery.k8s.io", "endpointslices", namespace)
-        assert not await may(api, router, "get", "", "secrets", namespace)
-        assert not await may(api, router, "list", "", "pods", namespace)
     finally:
         uninstall(helm, control_plane, namespace)
+
+
+async def test_nobody_has_a_right_that_the_chart_does_not_name(
+    api: Api, helm: str, control_plane: Path, namespace: str, tmp_path: Path
+) -> None:
+    """What the API server says of each account, beyond what it lets any account do; and what it
+    does when a pod's token asks for a Secret."""
+    install(helm, control_plane, namespace, f"namespaces={{{namespace}}}")
+    secrets = Resource("v1", "Secret", "secrets")
+    slices = ("discovery.k8s.io", "endpointslices")
+    try:
+        for kind, name in ((ACCOUNTS, "anyone"), (secrets, "tenants")):
+            made = {"apiVersion": "v1", "kind": kind.kind, "metadata": {"name": name}}
+            await api.create(kind, namespace, made)
+        with running_operator(control_plane, namespace, tmp_path / "log"):
+            await api.create(SERVICES, namespace, make(name="a"))
+            router = f"system:serviceaccount:{namespace}:a-router"
+            # A right is in force a moment after it was given.
+            await eventually(lambda: may(api, router, "list", *slices, namespace))
+        found = {}
+        for account in ("anyone", namespace, "a-router", "a-agent"):
+            async with as_account(api, namespace, account) as client:
+                found[account] = await rights(client, namespace)
+                if account == namespace:
+                    elsewhere = await rights(client, "default") - found["anyone"]
+                for asked in (
+                    client.get(secrets, namespace, "tenants"),
+                    client.list_all(secrets, namespace),
+                    client.list_all(secrets, None),
+                    client.list_all(secrets, "kube-system"),
+                ):
+                    with pytest.raises(ApiError, match="forbidden"):
+                        await asked
+        beyond = {account: has - found["anyone"] for account, has in found.items()}
+        named = [
+            made["rules"]
+            for made in rendered(helm, namespace, f"namespaces={{{namespace}}}")
+            if made and made["kind"] == "Role"
+        ]
+        assert len(named) == 2
+        assert beyond[namespace] == set().union(*map(flat, named))
+        assert not {right for right in beyond[namespace] if "*" in right}
+        assert elsewhere == set()
+        assert beyond["a-router"] == {(*slices, verb, "any") for verb in ("list", "watch")}
+        assert beyond["a-agent"] == set()
+
+        async def tokens() -> dict[str, bool]:
+            """Whether the pods of an account have its token."""
+            pods, _ = await api.list_all(PODS, namespace, labelSelector="pagelet.dev/service=a")
+            specs = [pod["spec"] for pod in pods]
+            assert len(specs) == 3
+            return {
+                spec["serviceAccountName"]: any("projected" in v for v in spec["volumes"])
+                for spec in specs
+            }
+
+        assert await eventually(tokens) == {"a-agent": False, "a-router": True}
+    finally:
+        uninstall(helm, control_plane, namespace)
+
+
+def rendered(helm: str, namespace: str, *values: str) -> list[dict[str, Any]]:
+    """The chart's objects."""
+    settings = [f"--set={value}" for value in (f"nameOverride={namespace}", *values)]
+    command = [helm, "template", namespace, ROOT / "charts/pagelet", *settings, "-n", namespace]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return list(yaml.safe_load_all(result.stdout))
 
 
 async def test_a_folder_of_the_node_needs_a_privileged_namespace(

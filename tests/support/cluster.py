@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kopf
+
 from pagelet.operator.kube.client import Client, NotFound
 from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES, Object
 from pagelet.operator.planning.objects import SERVICE_LABEL
@@ -21,6 +23,11 @@ PATIENCE = 120.0
 
 class Api(Client):
     """The operator's client, with the calls that only tests make."""
+
+    @property
+    def connection(self) -> kopf.ConnectionInfo:
+        """Where and as whom it asks."""
+        return self._connection
 
     async def request(
         self,
