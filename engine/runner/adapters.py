@@ -1,13 +1,15 @@
 """The adapters that a runner holds, and which rows of a step have which."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import safetensors
 import torch
 
-from pagelet.engine.layers.lora import LoraBatch, LoraSite, LoraSlot, LowRank
+from pagelet.engine.layers.lora import LoraBatch, LoraSite, LoraSlot
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.inputs import StepInputs
@@ -18,29 +20,35 @@ from pagelet.engine.weights.adapter_config import (
     read_scaling,
     tensor_place,
 )
+from pagelet.kernels.lora import LowRank
+from pagelet.kernels.lora.cpu import pack_low_rank
 from pagelet.protocol.errors import ModelSourceError
 from pagelet.protocol.lora import LoraAdapter
 
-_Weights = dict[LoraSite, list[LowRank | None]]
+T = TypeVar("T")
 
 
 class Adapters:
-    """Loads an adapter when a request has it first, and keeps the `capacity` last used, which must
-    be at least as many as a step can have."""
+    """Loads an adapter when a request has it first, and keeps the last used, as many as there are
+    slots, which must be at least as many as a step can have."""
 
-    def __init__(self, model: CausalLM, batch: LoraBatch, capacity: int) -> None:
+    def __init__(self, model: CausalLM, batch: LoraBatch) -> None:
         self._batch = batch
-        self._capacity = capacity
-        self._device, self._dtype = model.placement.device, model.placement.dtype
-        self._slots: dict[str, LoraSlot] = {
+        placement = model.placement
+        self._device, self._dtype = placement.device, placement.dtype
+        self._is_packed = placement.packing is not None
+        self._places: dict[str, LoraSlot] = {
             weight.name.removesuffix(".weight"): weight.lora
             for weight in model.weights()
             if weight.lora is not None
         }
-        self._loaded: OrderedDict[str, _Weights] = OrderedDict()
+        self._sites = {place.site: None for place in self._places.values()}
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        """Of the adapters that are loaded, by digest, the last used at the end."""
+        self._free = list(range(batch.num_slots))
 
     def __len__(self) -> int:
-        return len(self._loaded)
+        return len(self._slots)
 
     @property
     def in_use(self) -> bool:
@@ -50,36 +58,63 @@ class Adapters:
     def begin(self, inputs: StepInputs, rows: RequestRows) -> dict[int, str]:
         """Tells the layers which adapters a step has. Returns why requests cannot go on, by index
         in the batch: their adapters' files are gone or others by now."""
-        self._batch.groups.clear()
-        if not rows.adapters:
-            return {}
         of_adapter: dict[str, tuple[LoraAdapter, list[int]]] = {}
-        for index, row in enumerate(inputs.rows.tolist()):
-            adapter = rows.adapters.get(row)
-            if adapter is not None:
-                of_adapter.setdefault(adapter.digest, (adapter, []))[1].append(index)
+        if rows.adapters:
+            for index, row in enumerate(inputs.rows.tolist()):
+                adapter = rows.adapters.get(row)
+                if adapter is not None:
+                    of_adapter.setdefault(adapter.digest, (adapter, []))[1].append(index)
+        elif not self._batch.groups:
+            return {}
+        assert len(of_adapter) <= self._batch.num_slots
         failed: dict[int, str] = {}
+        groups = []
         for adapter, indices in of_adapter.values():
             try:
-                weights = self._get(adapter)
+                slot = self._slot_of(adapter)
             except ModelSourceError as error:
                 failed |= dict.fromkeys(indices, f"adapter {adapter.name!r}: {error}")
                 continue
             starts, ends = inputs.query_start[:-1][indices], inputs.query_start[1:][indices]
             tokens = np.concatenate([np.arange(*span) for span in zip(starts, ends, strict=True)])
-            self._batch.groups.append((weights, to_device(tokens, self._device)))
+            groups.append((slot, to_device(tokens, self._device)))
+        self._batch.begin(groups)
         return failed
 
-    def _get(self, adapter: LoraAdapter) -> _Weights:
-        if adapter.digest not in self._loaded:
-            self._loaded[adapter.digest] = self._load(adapter)
-            if len(self._loaded) > self._capacity:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(adapter.digest)
-        return self._loaded[adapter.digest]
+    def _slot_of(self, adapter: LoraAdapter) -> int:
+        """Raises ModelSourceError."""
+        if adapter.digest not in self._slots:
+            weights = self._read(adapter)
+            if not self._free:
+                _, unused = self._slots.popitem(last=False)
+                for site in self._sites:
+                    site.drop(unused)
+                self._free.append(unused)
+            slot = self._slots[adapter.digest] = self._free.pop()
+            self._hold(slot, weights)
+        self._slots.move_to_end(adapter.digest)
+        return self._slots[adapter.digest]
 
-    def _load(self, adapter: LoraAdapter) -> _Weights:
-        """This rank's share of it. Raises ModelSourceError."""
+    def _hold(self, slot: int, weights: dict[str, LowRank]) -> None:
+        """Gives every site its part of an adapter, of which `weights` are the modules'."""
+        if not self._is_packed:
+            for site, parts in self._by_site(weights).items():
+                site.hold(slot, parts)
+            return
+        packed = pack_low_rank(list(weights.values()), self._dtype)
+        for site, packed_parts in self._by_site(dict(zip(weights, packed, strict=True))).items():
+            site.hold_packed(slot, packed_parts)
+
+    def _by_site(self, of_modules: Mapping[str, T]) -> dict[LoraSite, list[T | None]]:
+        """What modules have, by their places."""
+        sites: dict[LoraSite, list[T | None]] = {}
+        for module, each in of_modules.items():
+            place = self._places[module]
+            sites.setdefault(place.site, [None] * place.site.num_parts)[place.part] = each
+        return sites
+
+    def _read(self, adapter: LoraAdapter) -> dict[str, LowRank]:
+        """This rank's share of it, by module. Raises ModelSourceError."""
         folder = Path(adapter.path)
         check_unchanged(adapter)
         scaling = read_scaling(folder)
@@ -88,17 +123,16 @@ class Adapters:
             with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
                     place = tensor_place(key)
-                    if place is not None and place[0] in self._slots:
+                    if place is not None and place[0] in self._places:
                         sides.setdefault(place[0], {})[place[1]] = file.get_tensor(key)
         except (safetensors.SafetensorError, OSError) as error:
             raise ModelSourceError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
-        weights: _Weights = {}
+        weights = {}
         for module, pair in sides.items():
-            slot = self._slots[module]
-            a, b = slot.share_a(pair["A"]), slot.share_b(pair["B"])
+            place_of = self._places[module]
+            a, b = place_of.share_a(pair["A"]), place_of.share_b(pair["B"])
             scaled = b.double() * scaling.factor(module, len(a))
-            parts = weights.setdefault(slot.site, [None] * slot.site.num_parts)
-            parts[slot.part] = LowRank(self._place(a), self._place(scaled))
+            weights[module] = LowRank(self._place(a), self._place(scaled))
         return weights
 
     def _place(self, matrix: torch.Tensor) -> torch.Tensor:

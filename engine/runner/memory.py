@@ -109,7 +109,8 @@ def adapter_bytes(config: ModelConfig, options: LoraOptions, dtype: torch.dtype)
     """An upper bound of what LoRA adapters take, if there may be any."""
     if not options.enabled:
         return 0
-    largest = largest_adapter_parameters(config, options.max_rank)
+    # The CPU library has vectors of 16 ranks.
+    largest = largest_adapter_parameters(config, -(-options.max_rank // 16) * 16)
     return options.max_cpu_loras * largest * dtype.itemsize
 
 

@@ -94,7 +94,7 @@ class ModelRunner:
         compile_kernels(self.device, stage)
         limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)
         self._options, self._max_model_len = options, max_model_len
-        lora = LoraBatch() if options.lora.enabled else None
+        lora = LoraBatch(options.lora.max_cpu_loras) if options.lora.enabled else None
         loaded = load_model(
             config,
             weights,
@@ -108,7 +108,7 @@ class ModelRunner:
         self._model = loaded.model
         self._adapters: Adapters | None = None
         if lora is not None:
-            self._adapters = Adapters(self._model, lora, options.lora.max_cpu_loras)
+            self._adapters = Adapters(self._model, lora)
         stage("making the KV cache")
         block_size = options.cache.block_size
         layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)

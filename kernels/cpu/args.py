@@ -21,6 +21,7 @@ class OpKind(IntEnum):
     SAMPLE = 7
     TOP_LOGPROBS = 8
     TOKEN_MASK = 9
+    LORA = 10
 
 
 class LinearArgs(ctypes.Structure):
@@ -188,4 +189,22 @@ class TokenMaskArgs(ctypes.Structure):
         ("logits_stride", I64),
         ("vocab_size", I64),
         ("num_words", I64),
+    )
+
+
+class LoraArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("y", PTR),
+        ("matrices", PTR),
+        ("part_sizes", PTR),
+        ("num_blocks", PTR),
+        ("blocks", PTR),
+        ("row_ids", PTR),
+        ("x_stride", I64),
+        ("y_stride", I64),
+        ("dtype", I32),
+        ("k", I32),
+        ("num_parts", I32),
     )

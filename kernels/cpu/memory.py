@@ -35,6 +35,12 @@ def empty_bytes(size: int) -> torch.Tensor:
     return taken
 
 
+def own_bytes(size: int) -> torch.Tensor:
+    """As `empty_bytes`, but in memory that nothing else shares, so that all of it is given back
+    when the tensor is gone."""
+    return _map(size)[:size]
+
+
 def _map(size: int) -> torch.Tensor:
     """Fresh memory that begins with a huge page, and takes none before it is written."""
     mapping = mmap.mmap(-1, -(-size // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE)

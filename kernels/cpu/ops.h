@@ -27,6 +27,7 @@ enum OpKind : int32_t {
   kSample,
   kTopLogprobs,
   kTokenMask,
+  kLora,
   kNumOps
 };
 
@@ -163,6 +164,29 @@ struct TokenMaskArgs {
   const int64_t* row_index;  // [rows] the row of logits that each mask is for
   const uint32_t* words;     // [rows, num_words]; tokens beyond them are forbidden
   int64_t logits_stride, vocab_size, num_words;
+};
+
+// An adapter's matrices of one projection, packed; a rank of 0: it has none.
+struct LoraMatrices {
+  const void* a;  // panels of a PackedLinear [rank, k]
+  const void* b;  // [outputs, rank]
+  int64_t rank;
+};
+
+// Adds to the outputs of a linear layer's projections, side by side, what the adapters of some rows
+// make of their inputs. Those rows lie side by side in `row_ids`, in blocks of one adapter.
+struct LoraArgs {
+  int64_t rows;
+  const void* x;                 // [rows, k]
+  void* y;                       // [rows, sum of part_sizes]
+  const LoraMatrices* matrices;  // [slots, num_parts]
+  const int32_t* part_sizes;     // [num_parts]
+  const int32_t* num_blocks;     // [1]
+  const int32_t* blocks;         // [num_blocks, 3]: slot, first of row_ids, number of rows
+  const int64_t* row_ids;        // [rows that have an adapter]
+  int64_t x_stride, y_stride;
+  int32_t dtype;  // of x, y and the packed matrices
+  int32_t k, num_parts;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

@@ -19,6 +19,7 @@ void paged_attention(const PagedAttentionArgs&, int64_t, ThreadPool&);
 void sample(const SampleArgs&, int64_t, ThreadPool&);
 void top_logprobs(const TopLogprobsArgs&, int64_t, ThreadPool&);
 void token_mask(const TokenMaskArgs&, int64_t, ThreadPool&);
+void lora(const LoraArgs&, int64_t, ThreadPool&);
 
 namespace {
 
@@ -48,6 +49,7 @@ extern const Tier tier = {
         op<SampleArgs, sample>,
         op<TopLogprobsArgs, top_logprobs>,
         op<TokenMaskArgs, token_mask>,
+        op<LoraArgs, lora>,
     },
 };
 
