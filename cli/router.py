@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from pagelet.cli.numbers import NumbersChecked
 from pagelet.protocol.router import (
     ModelRoute,
     PolicyName,
@@ -29,11 +30,21 @@ def _read_config(path: Path) -> RouterConfig:
         raise typer.BadParameter(f"{path}: {error}", param_hint="--config") from None
 
 
+def _check_urls(urls: list[str]) -> None:
+    from pagelet.router.upstream.client import Upstream
+
+    for url in urls:
+        try:
+            Upstream(url, _PROXY.connect_timeout)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--replica") from None
+
+
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-@app.command()
+@app.command(cls=NumbersChecked)
 def router(
     replica: Annotated[
         list[str] | None,
@@ -142,6 +153,7 @@ def router(
     else:
         if not replica and replicas_file is None:
             raise typer.BadParameter("give --replica URL, --replicas-file or --config")
+        _check_urls(replica or [])
         pool = Pool(replicas=replica or [], replicas_file=_text(replicas_file))
         router_config = RouterConfig(
             models=[ModelRoute(name=model_name, pools=[pool])],

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
+from pagelet.cli.numbers import NumbersChecked
 from pagelet.cli.serve_checks import check_lora, parse_lora_module, parse_score_tokens
 from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
@@ -67,8 +68,8 @@ def _check_share(value: float | None) -> float | None:
     return value
 
 
-def _check_positive(value: float) -> float:
-    if value <= 0:
+def _check_positive(value: float | None) -> float | None:
+    if value is not None and value <= 0:
         raise typer.BadParameter(f"{value} is not more than 0")
     return value
 
@@ -113,7 +114,7 @@ def _check_together(
         )
 
 
-@app.command()
+@app.command(cls=NumbersChecked)
 def serve(
     model: Annotated[
         str,
@@ -352,8 +353,9 @@ def serve(
     max_step_seconds: Annotated[
         float | None,
         typer.Option(
+            callback=_check_positive,
             help="Bound of a step, and so of running streams' latency, that prefills keep to. "
-            "[default: 0.1 on a CPU, none on a GPU]"
+            "[default: 0.1 on a CPU, none on a GPU]",
         ),
     ] = None,
     scheduling_policy: Annotated[
