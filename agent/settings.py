@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pagelet.protocol.config import ToolCallParser as ToolCallParser
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "gemma"]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 
 

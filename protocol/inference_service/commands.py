@@ -77,6 +77,10 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         ("dtype", engine.dtype, default.dtype),
         ("quantization", engine.quantization, default.quantization),
         ("load-format", engine.load_format, default.load_format),
+        ("task", engine.task, default.task),
+        ("pooling", engine.pooling, None),
+        ("score-tokens", ",".join(engine.score_tokens), ""),
+        ("tool-call-parser", engine.tool_call_parser, default.tool_call_parser),
         ("max-model-len", engine.max_model_len, None),
         ("kv-cache-dtype", cache.dtype, default_cache.dtype),
         ("block-size", cache.block_size, default_cache.block_size),
@@ -98,11 +102,16 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
             ("simulated-step-seconds", simulated.step_seconds, 0),
             ("simulated-token-seconds", simulated.token_seconds, 0),
             ("simulated-context-token-seconds", simulated.context_token_seconds, 0),
+            ("simulated-weights-seconds", simulated.weights_seconds, 0),
         ]
     arguments = []
     for name, value, usual in options:
         if value != usual:
             arguments += [f"--{name}", str(value)]
+    for size in engine.cudagraph_capture_sizes:
+        arguments += ["--cudagraph-capture-sizes", str(size)]
+    if engine.enforce_eager:
+        arguments.append("--enforce-eager")
     if not cache.prefix_caching:
         arguments.append("--no-enable-prefix-caching")
     if not engine.async_scheduling:

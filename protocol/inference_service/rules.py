@@ -231,11 +231,25 @@ def _engine_rules(
         ),
         rule(
             at="accelerator",
-            holds=f"!has(self.accelerator) || {engine}.kvCache.dtype == 'auto'",
-            message="kvCache.dtype {dtype} is for the CPU: with an accelerator write auto, or "
-            "leave the accelerator out",
+            holds=f"has(self.accelerator) || !({engine}.kvCache.dtype in ['float16', 'fp8'])",
+            message="kvCache.dtype {dtype} needs an accelerator: on a CPU write auto, float32, "
+            "bfloat16 or int8",
             values={"dtype": (f"{engine}.kvCache.dtype", value(lambda e: e.kv_cache.dtype))},
-            check=lambda spec, engine: spec.accelerator is None or engine.kv_cache.dtype == "auto",
+            check=lambda spec, engine: (
+                spec.accelerator is not None or engine.kv_cache.dtype not in ("float16", "fp8")
+            ),
+        ),
+        rule(
+            at="accelerator",
+            holds=f"has(self.accelerator) || !{engine}.enforceEager && "
+            f"(!has({engine}.cudagraphCaptureSizes) || size({engine}.cudagraphCaptureSizes) == 0)",
+            message="enforceEager and cudagraphCaptureSizes are about CUDA graphs: leave them out "
+            "where there is no accelerator",
+            values={},
+            check=lambda spec, engine: (
+                spec.accelerator is not None
+                or not (engine.enforce_eager or engine.cudagraph_capture_sizes)
+            ),
         ),
         rule(
             at="resources",
@@ -412,6 +426,15 @@ RULES: Final[list[Rule[Any]]] = [
         message="the simulated runner has no processes that nodes could divide: leave it out",
         values={},
         check=lambda e: e.nodes == 1 or e.runner == "model",
+    ),
+    Rule(
+        part=EngineSpec,
+        field="scoreTokens",
+        holds="!has(self.scoreTokens) || size(self.scoreTokens) == 0 || "
+        "size(self.scoreTokens) == 2 && self.scoreTokens[0] != self.scoreTokens[1]",
+        message="are two different tokens, such as [no, yes]",
+        values={},
+        check=lambda e: not e.score_tokens or len(set(e.score_tokens)) == 2,
     ),
     Rule(
         part=ServiceExposure,

@@ -19,7 +19,10 @@ from pagelet.protocol.config import (
     Quantization,
     SchedulerOptions,
     SimulatedRunnerOptions,
+    Task,
+    ToolCallParser,
 )
+from pagelet.protocol.pooling import PoolingType
 from pagelet.protocol.router import (
     PolicyName,
     PositiveSeconds,
@@ -53,6 +56,7 @@ Name = Annotated[
 """The name of an object of the same namespace."""
 Uri = Annotated[str, Meta(min_length=1, max_length=512)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"\S")]
+ScoreToken = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^,]+$")]
 Cron = Annotated[str, Meta(max_length=100, pattern=r"^[0-9A-Za-z*/,?#-]+( [0-9A-Za-z*/,?#-]+){4}$")]
 """Five fields."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
@@ -145,6 +149,8 @@ class SimulatedSpec(Part, kw_only=True):
     """Seconds for each token of a step."""
     context_token_seconds: Annotated[float, Meta(ge=0)] = _SIMULATED.context_token_seconds
     """Seconds for each token of context."""
+    weights_seconds: Annotated[float, Meta(ge=0)] = _SIMULATED.weights_seconds
+    """Least seconds for a step's tokens, however few they are."""
 
 
 class SpeculationSpec(Part, kw_only=True):
@@ -187,6 +193,15 @@ class EngineSpec(Part, kw_only=True):
     """Of the weights of linear layers; int4 is for the CPU, fp8 for an accelerator."""
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights, for speed tests."""
+    task: Task = "auto"
+    """auto: embed for a model of sentence-transformers or without a head, score for a classifier,
+    generate otherwise."""
+    pooling: PoolingType | None = None
+    """Which states become an embedding. Default: the model's, else last."""
+    score_tokens: Annotated[list[ScoreToken], Meta(max_length=2)] = []
+    """How a generating model says no and yes: it then scores."""
+    tool_call_parser: ToolCallParser = "auto"
+    """How the model writes calls of tools; auto: found from its template."""
     max_model_len: PositiveInt | None = None
     """Longest prompt and answer together, in tokens. Default: the model's."""
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
@@ -204,6 +219,11 @@ class EngineSpec(Part, kw_only=True):
     """Schedule the next step while the last one runs."""
     speculation: SpeculationSpec | None = None
     """Default: off."""
+    enforce_eager: bool = False
+    """Launch every kernel by itself, in place of CUDA graphs. For an accelerator."""
+    cudagraph_capture_sizes: Annotated[list[PositiveInt], Meta(max_length=128)] = []
+    """Numbers of decoding requests to capture a CUDA graph of. Default: 1, 2, 4, 8, 16, ..., 512,
+    up to `maxNumSeqs`. For an accelerator."""
     step_timeout_seconds: PositiveSeconds = 60.0
     """Seconds without progress after which an engine with work is restarted."""
     max_queue: PositiveInt = 1024

@@ -240,10 +240,30 @@ BROKEN = [
     ),
     Broken(
         "KV cache dtype",
-        service(accelerator=GPUS, engine={"dataParallelSize": 2, "kvCache": {"dtype": "int8"}}),
+        service(engine={"kvCache": {"dtype": "fp8"}}),
         "spec.accelerator",
-        "engine.kvCache.dtype int8 is for the CPU: with an accelerator write auto, or leave the "
-        "accelerator out",
+        "engine.kvCache.dtype fp8 needs an accelerator: on a CPU write auto, float32, bfloat16 or "
+        "int8",
+    ),
+    Broken(
+        "CUDA graphs on a CPU",
+        service(engine={"cudagraphCaptureSizes": [1, 2]}),
+        "spec.accelerator",
+        "engine.enforceEager and cudagraphCaptureSizes are about CUDA graphs: leave them out where "
+        "there is no accelerator",
+    ),
+    Broken(
+        "no CUDA graphs on a CPU",
+        service(canary={"weight": 1, "engine": {"enforceEager": True}}),
+        "spec.canary",
+        "canary.engine.enforceEager and cudagraphCaptureSizes are about CUDA graphs: leave them "
+        "out where there is no accelerator",
+    ),
+    Broken(
+        "one score token",
+        service(engine={"scoreTokens": ["yes", "yes"]}),
+        "spec.engine.scoreTokens",
+        "are two different tokens, such as [no, yes]",
     ),
     Broken(
         "quantization",
@@ -271,17 +291,10 @@ BROKEN = [
     ),
     Broken(
         "canary's KV cache dtype",
-        service(
-            accelerator=GPUS,
-            engine={"dataParallelSize": 2},
-            canary={
-                "weight": 1,
-                "engine": {"dataParallelSize": 2, "kvCache": {"dtype": "bfloat16"}},
-            },
-        ),
+        service(canary={"weight": 1, "engine": {"kvCache": {"dtype": "float16"}}}),
         "spec.canary",
-        "canary.engine.kvCache.dtype bfloat16 is for the CPU: with an accelerator write auto, or "
-        "leave the accelerator out",
+        "canary.engine.kvCache.dtype float16 needs an accelerator: on a CPU write auto, float32, "
+        "bfloat16 or int8",
     ),
     Broken(
         "cache larger than the pod",
@@ -323,7 +336,13 @@ SOUND = [
         name="sound",
         accelerator=GPUS,
         resources={"memory": "4Gi"},
-        engine={"tensorParallelSize": 2, "kvCache": {"memory": "20Gi"}},
+        engine={
+            "tensorParallelSize": 2,
+            "kvCache": {"memory": "20Gi", "dtype": "fp8"},
+            "enforceEager": True,
+            "task": "score",
+            "scoreTokens": ["no", "yes"],
+        },
     ),
     service(
         name="sound",

@@ -57,6 +57,10 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
             "quantization": "int8",
             "loadFormat": "dummy",
             "maxModelLen": 4096,
+            "task": "embed",
+            "pooling": "mean",
+            "scoreTokens": ["no", "yes"],
+            "toolCallParser": "hermes",
             "kvCache": {
                 "memory": "1.5Gi",
                 "dtype": "int8",
@@ -72,7 +76,12 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
             "maxQueue": 5,
             "speculation": {"method": "ngram", "numSpeculativeTokens": 3, "promptLookupMax": 4},
             "runner": "simulated",
-            "simulated": {"stepSeconds": 1, "tokenSeconds": 0.5, "contextTokenSeconds": 0.125},
+            "simulated": {
+                "stepSeconds": 1,
+                "tokenSeconds": 0.5,
+                "contextTokenSeconds": 0.125,
+                "weightsSeconds": 0.25,
+            },
         },
         rollout={"drainSeconds": 30},
     )
@@ -95,6 +104,9 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
             "quantization": "int8",
             "load_format": "dummy",
             "max_model_len": 4096,
+            "task": "embed",
+            "pooling": "mean",
+            "score_tokens": ["no", "yes"],
         },
         "cache": {
             "block_size": 32,
@@ -116,13 +128,27 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
             "prompt_lookup_max": 4,
         },
         "runner": "simulated",
-        "simulated": {"step_seconds": 1, "token_seconds": 0.5, "context_token_seconds": 0.125},
+        "simulated": {
+            "step_seconds": 1,
+            "token_seconds": 0.5,
+            "context_token_seconds": 0.125,
+            "weights_seconds": 0.25,
+        },
         "device": "cpu",
     }
     assert options == msgspec.convert(expected, EngineOptions)
     assert (settings.host, settings.port, settings.max_queue) == ("::", 1234, 5)
     assert (settings.drain_timeout, settings.step_timeout) == (30, 11.5)
-    assert settings.log_format == "json"
+    assert (settings.log_format, settings.tool_call_parser) == ("json", "hermes")
+
+
+def test_cuda_graphs_are_as_the_engine_says(served: dict[str, Any]) -> None:
+    gpu = {"resourceName": "nvidia.com/gpu"}
+    engine = {"enforceEager": True, "cudagraphCaptureSizes": [1, 4]}
+    service = make(accelerator=gpu, engine=engine)
+    arguments = agent_arguments(service, service.revisions[0], host="::", port=1)
+    cuda = serve(served, arguments)[0].cuda
+    assert (cuda.enforce_eager, cuda.cudagraph_capture_sizes) == (True, [1, 4])
 
 
 @pytest.mark.parametrize(
