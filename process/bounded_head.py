@@ -1,8 +1,8 @@
-"""HTTP's parser with a bound on what a client may send before its request has even begun."""
+"""HTTP's protocol with a bound on what a client may send before its request has even begun."""
 
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagelet.process.http1_parser import Http1Parser
 
@@ -13,8 +13,11 @@ _MOST_BYTES: Final = 64 << 10
 class BoundedHeadProtocol(HttpToolsProtocol):
     """Neither uvicorn nor httptools bounds headers: a client without any key could fill the
     memory with one request. What is longer than 64 KiB, and what came in the same read, gets a
-    400 and the connection is closed."""
+    400 and the connection is closed. And of requests that are sent together uvicorn tells only the
+    last one that its client went away: here the one that runs is told."""
 
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that came, perhaps behind it."""
     _in_head = True
     _began = False
     _head_bytes = 0
@@ -34,6 +37,13 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         if self._head_bytes > _MOST_BYTES:
             self.send_400_response("Request line and headers are too long.")
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio's protocol."""
+        super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
     def on_message_begin(self) -> None:
         """Of httptools' parser."""
         super().on_message_begin()
@@ -43,6 +53,11 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Of httptools' parser."""
         self._in_head = False
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Of uvicorn's."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """Of httptools' parser."""

@@ -22,12 +22,12 @@ class HTTPServer(uvicorn.Server):
     """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
     while the server drains, probes must still be answered and new requests refused in words."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, protocol: type[BoundedHeadProtocol] = BoundedHeadProtocol) -> None:
         self.listening = asyncio.Event()
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=BoundedHeadProtocol,
+            http=protocol,
             ws="none",
             access_log=False,
             log_config=None,

@@ -1,6 +1,7 @@
 """What happens to a request whose replica fails before the answer has begun."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -206,6 +207,29 @@ async def test_a_client_that_leaves_ends_the_work_of_its_replica(routed) -> None
             await fleet.wait_for(lambda: fleet.state.open_requests == 0)
             (pool,) = fleet.state.pools.values()
             assert pool.room.in_flight == 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_has_said_all_gets_its_answer(routed, streams) -> None:
+    """It closes its sending side with its request, as `nc -N` does."""
+    answer = stream(b"data: x\n\n", b"data: [DONE]\n\n", pause=0.1) if streams else whole(GOOD)
+
+    async def late(request):
+        await asyncio.sleep(0.2)
+        await answer(request)
+
+    async with routed(*replicas(late)) as fleet:
+        url = fleet.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        body = json.dumps({"model": "m", "prompt": "p", "stream": streams}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        writer.write_eof()
+        data = await asyncio.wait_for(reader.read(), 20)
+        assert data.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+        assert data.endswith(b"0\r\n\r\n" if streams else json.dumps(GOOD).encode())
+        assert not streams or b"data: [DONE]\n\n" in data
+        writer.close()
 
 
 async def test_a_hung_replica_is_told_from_a_slow_one_and_comes_back(routed, monkeypatch) -> None:
