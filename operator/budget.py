@@ -15,25 +15,36 @@ from pagelet.protocol.autoscaling.budget import Claim, allot
 
 
 class Budget:
-    """Recomputed from all services whenever one of them has changed."""
+    """Recomputed from all services once some of them have changed, and not for each: a list tells
+    of all of them at once."""
 
     def __init__(self, services: Services, limits: Mapping[str, int]) -> None:
         """`limits` are accelerators by resource name; others have none."""
         self._services = services
         self._limits = limits
         self._allotted: dict[Key, int] = {}
+        self._told: dict[Key, int] = {}
+        """As of the last `changes`."""
+        self._is_stale = True
 
-    def refresh(self) -> list[Key]:
-        """Services that get another number than before."""
-        if not self._limits:
-            return []
-        before, self._allotted = self._allotted, self._allot()
-        every = before.keys() | self._allotted.keys()
-        return [key for key in every if before.get(key) != self._allotted.get(key)]
+    def expire(self) -> None:
+        """Some service has changed."""
+        self._is_stale = True
+
+    def changes(self) -> list[Key]:
+        """Services that get another number than when this was last asked."""
+        before, self._told = self._told, self._now()
+        every = before.keys() | self._told.keys()
+        return [key for key in every if before.get(key) != self._told.get(key)]
 
     def replicas(self, key: Key, wanted: int) -> int:
         """How many of so many replicas a service gets."""
-        return min(wanted, self._allotted.get(key, wanted))
+        return min(wanted, self._now().get(key, wanted))
+
+    def _now(self) -> dict[Key, int]:
+        if self._limits and self._is_stale:
+            self._allotted, self._is_stale = self._allot(), False
+        return self._allotted
 
     def _allot(self) -> dict[Key, int]:
         claims: defaultdict[str, list[Claim]] = defaultdict(list)

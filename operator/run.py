@@ -50,6 +50,7 @@ class Operator:
         namespaces: list[str | None] = [*settings.namespaces] or [None]
         self._services = Services(self._client, namespaces, self._service_changed)
         self._budget = Budget(self._services, settings.accelerator_budget)
+        self._shares_are_due = False
         self._children = [
             Children(self._client, namespace, self._enqueue, settings.relist_seconds)
             for namespace in namespaces
@@ -179,8 +180,17 @@ class Operator:
         return 0 if self._namespaces == [None] else self._namespaces.index(key[0])
 
     def _service_changed(self, key: Key) -> None:
-        for other in {key, *self._budget.refresh()}:
-            self._enqueue(other)
+        self._enqueue(key)
+        self._budget.expire()
+        if not self._shares_are_due:
+            self._shares_are_due = True
+            asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._share_out)
+
+    def _share_out(self) -> None:
+        """Has services looked at that get another part of the budget."""
+        self._shares_are_due = False
+        for key in self._budget.changes():
+            self._enqueue(key)
 
     def _enqueue(self, key: Key) -> None:
         self._queue.add_later(key, _SETTLE_SECONDS)

@@ -28,7 +28,7 @@ def gpus(name: str, replicas: int, each: int = 1, **spec: Any) -> Object:
 def budget(services: Services, **limits: int) -> Budget:
     fake: Any = services
     made = Budget(fake, {GPU: limits["gpus"]} if limits else {})
-    made.refresh()
+    made.changes()
     return made
 
 
@@ -40,9 +40,10 @@ def test_a_service_of_higher_priority_takes_from_one_of_lower() -> None:
     made = budget(services, gpus=6)
     assert [made.replicas(("n", name), wanted) for name, wanted in (("a", 1), ("b", 6))] == [1, 5]
     services.bodies["n", "a"]["spec"]["replicas"] = 4
-    assert set(made.refresh()) == {("n", "a"), ("n", "b")}  # both are to be looked at
+    made.expire()
+    assert set(made.changes()) == {("n", "a"), ("n", "b")}  # both are to be looked at
     assert [made.replicas(("n", name), wanted) for name, wanted in (("a", 4), ("b", 6))] == [4, 2]
-    assert made.refresh() == []
+    assert made.changes() == []
 
 
 def test_replicas_of_several_accelerators_and_canaries_count_in_full() -> None:
@@ -63,5 +64,25 @@ def test_a_service_that_is_gone_gives_back_what_it_had() -> None:
     made = budget(services, gpus=4)
     assert made.replicas(("n", "b"), 4) == 0
     del services.bodies["n", "a"]
-    assert ("n", "b") in made.refresh()
+    made.expire()
+    assert ("n", "b") in made.changes()
     assert made.replicas(("n", "b"), 4) == 4
+
+
+def test_many_changes_are_reckoned_once_and_no_reconcile_sees_the_state_before() -> None:
+    class Counted(Services):
+        reckoned = 0
+
+        def all_keys(self) -> list[tuple[str, str]]:
+            self.reckoned += 1
+            return super().all_keys()
+
+    services = Counted(*(gpus(f"s{index}", 1) for index in range(50)))
+    made = budget(services, gpus=49)
+    services.reckoned = 0
+    for index in range(50):
+        services.bodies["n", f"s{index}"]["spec"]["replicas"] = 2
+        made.expire()
+    assert sum(made.replicas(("n", f"s{index}"), 2) for index in range(50)) == 49
+    assert made.changes()
+    assert services.reckoned == 1
