@@ -15,7 +15,8 @@ class NumbersChecked(TyperCommand):
     """A command that refuses NaN, infinity, and whole numbers of more than 64 bits as options."""
 
     def invoke(self, ctx: Any) -> Any:
-        for param in self.params:
+        params: list[Any] = self.params
+        for param in params:
             for value in _flat(ctx.params.get(param.name)):
                 if words := _refusal(value):
                     raise typer.BadParameter(words, ctx=ctx, param=param)

@@ -12,6 +12,7 @@ from pagelet.local.server import Server
 from pagelet.local.status import ReplicaStatus
 from pagelet.local.wanted import PoolSpec
 from pagelet.protocol.inference_service.commands import agent_arguments
+from pagelet.protocol.inference_service.options import in_fields
 
 HOST = "127.0.0.1"
 _STAGE = re.compile(r"\[supervisor\] engine core 0: ([^=]+?)(?: \d+%)?$")
@@ -38,6 +39,7 @@ class Replica(Server):
         """`holder` holds its port, `kv_events` are the endpoints of events and of their replay.
         `share` is its part of the machine if it computes on the CPU, `gpus` if it does not."""
         self.pool = spec.name
+        self._spec = spec
         self.fingerprint = spec.fingerprint
         self.share = share
         self.gpus = list(gpus)
@@ -77,6 +79,10 @@ class Replica(Server):
         answer = await probe.get(self.port, "/metrics")
         if answer is not None and answer[0] == 200:
             self.load = self._sampler.take(answer[1])
+
+    def explain(self, words: str) -> str:
+        """With fields of the file in place of options of `pagelet serve`."""
+        return in_fields(words, self._spec.service, self._spec.revision.name)
 
     def view(self, fingerprint: str) -> ReplicaView:
         """For decisions about it, where the file asks for replicas with that fingerprint."""

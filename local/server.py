@@ -103,6 +103,10 @@ class Server:
         """Whether it serves, by the status of its answer at `ready_path`."""
         return status == 200
 
+    def explain(self, words: str) -> str:
+        """Its last words, as whoever wrote the file understands them."""
+        return words
+
     async def look(self) -> None:
         """Called about every second while it serves; for subclasses."""
 
@@ -143,7 +147,7 @@ class Server:
         """Waits until it may start again, which is never if that could not help."""
         ended = describe_exit(returncode)
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
-        last_words = last_line.removeprefix("Error: ") if returncode > 0 else ""
+        last_words = self.explain(last_line.removeprefix("Error: ")) if returncode > 0 else ""
         self.reason = last_words or ended
         if returncode == EXIT_CONFIGURATION:
             log.error("%s: cannot work: %s", self.name, self.reason)

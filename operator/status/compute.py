@@ -10,12 +10,14 @@ from pagelet.operator.planning.exposure import endpoint
 from pagelet.operator.planning.objects import (
     COMPONENT_LABEL,
     POD_INDEX_LABEL,
+    REVISION_LABEL,
     Component,
     agent_name,
     router_name,
     selector,
 )
 from pagelet.operator.status.problems import Problem, is_downloading, pod_problem
+from pagelet.protocol.inference_service.options import in_fields
 from pagelet.protocol.inference_service.status import (
     Condition,
     ConditionStatus,
@@ -76,8 +78,8 @@ def compute_status(
     """The status of a service whose spec is sound. `now` is RFC 3339."""
     agents, canary = _agents(service, observed, now)
     router = _counts(observed, router_name(service.name))
-    agent_problems = _problems(observed, "agent")
-    problems = [*agent_problems, *_problems(observed, "router")]
+    agent_problems = _problems(service, observed, "agent")
+    problems = [*agent_problems, *_problems(service, observed, "router")]
     ready_replicas = agents.ready + (canary.ready if canary else 0)
     valid = _valid(observed.refusals, problems)
     loaded = agents.updated_and_ready + (canary.updated_and_ready if canary else 0)
@@ -128,13 +130,17 @@ class _Finding:
     message: str
 
 
-def _problems(observed: Observed, component: Component) -> list[Problem]:
+def _problems(service: InferenceService, observed: Observed, component: Component) -> list[Problem]:
+    """In the words of the spec."""
     found = set()
     for pod in observed.pods:
-        metadata = pod["metadata"]
-        if metadata["labels"][COMPONENT_LABEL] == component:
-            found.add(pod_problem(pod, observed.warnings.get(metadata["name"], ())))
-    return sorted(problem for problem in found if problem is not None)
+        name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
+        if labels[COMPONENT_LABEL] != component:
+            continue
+        if (problem := pod_problem(pod, observed.warnings.get(name, ()))) is not None:
+            words = in_fields(problem.message, service, labels.get(REVISION_LABEL, "stable"))
+            found.add(dataclasses.replace(problem, message=words))
+    return sorted(found)
 
 
 def _counts(observed: Observed, name: str) -> _Counts:

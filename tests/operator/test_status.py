@@ -235,6 +235,18 @@ def test_what_is_wrong_with_a_pod_is_said_in_its_words(
     assert words in found["Ready"].message
 
 
+def test_a_server_that_refuses_its_options_is_told_of_in_fields_of_the_spec() -> None:
+    broken = crashed(78, "Error: lower --max-model-len to 64 or give --kv-cache-memory 9 bytes")
+    _, found = status_of(broken, agents=deployment(ready=0))
+    words = "lower spec.engine.maxModelLen to 64 or give spec.engine.kvCache.memory 9 bytes"
+    assert words in found["Valid"].message
+    assert words in found["Ready"].message
+    broken["metadata"]["labels"]["pagelet.dev/revision"] = "canary"
+    service = make_service(canary={"weight": 10, "engine": {"maxModelLen": 2048}})
+    _, found = status_of(broken, service=service)
+    assert "lower spec.canary.engine.maxModelLen to 64" in found["Degraded"].message
+
+
 def test_a_pod_that_waits_is_explained_by_its_events() -> None:
     waiting = pod(phase="Pending")
     assert pod_problem(waiting) is None
