@@ -112,14 +112,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: RequestedSampling | Sequence[RequestedSampling] | None = None,
         *,
-        adapter: str | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """Answers every prompt (text or token ids), in the order given, all batched together, with
         at most `DEFAULT_MAX_TOKENS` tokens unless `max_tokens` says otherwise.
 
-        `sampling` is one for all or one a prompt. Raises `InvalidRequest` before anything runs if
-        any of them cannot be served.
+        `sampling` and `adapter` are one for all or one a prompt. Raises `InvalidRequest` before
+        anything runs if any of them cannot be served.
         """
         return self._generate(prompts, sampling, DEFAULT_MAX_TOKENS, adapter, progress)
 
@@ -128,11 +128,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: RequestedSampling | Sequence[RequestedSampling] | None,
         default_max_tokens: int | None,
-        adapter: str | None,
+        adapter: str | Sequence[str | None] | None,
         progress: bool,
     ) -> list[Completion]:
-        lora = self._adapter_of(adapter)
         listed = _as_list(prompts)
+        names = [adapter] * len(listed) if isinstance(adapter, str | None) else list(adapter)
+        if len(names) != len(listed):
+            raise InvalidRequest(f"{len(listed)} prompts but {len(names)} adapters", "adapter")
+        adapters = [self._adapter_of(name) for name in names]
         params = (
             [sampling or RequestedSampling()] * len(listed)
             if not isinstance(sampling, Sequence)
@@ -152,7 +155,7 @@ class LLM:
                 arrival_time=time.monotonic(),
             )
             for child in children:
-                child.lora = lora
+                child.lora = adapters[number]
             if wanted.structured is not None:
                 structured = self._check_grammar(wanted.structured)
                 for child in children:

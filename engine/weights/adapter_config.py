@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import safetensors
 
@@ -182,12 +182,18 @@ def _module_shape(module: str, config: ModelConfig) -> tuple[int, int] | None:
     }.get(match[3])
 
 
-def largest_adapter_parameters(config: ModelConfig, rank: int) -> int:
-    """Of an adapter of this rank on every projection that may have one."""
-    modules: list[Any] = [
-        _module_shape(f"model.layers.{layer}.{half}.{name}", config)
+def adapter_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """All projections that may have an adapter, and their [out_size, in_size]."""
+    names = [
+        f"model.layers.{layer}.{half}.{name}"
         for layer in range(config.num_layers)
         for half, names in (("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")), ("mlp", _MLP))
         for name in names
     ]
-    return rank * sum(sum(shape) for shape in modules if shape is not None)
+    shapes = {name: _module_shape(name, config) for name in names}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def largest_adapter_parameters(config: ModelConfig, rank: int) -> int:
+    """Of an adapter of this rank on every projection that may have one."""
+    return rank * sum(map(sum, adapter_modules(config).values()))

@@ -145,6 +145,13 @@ def test_adapters_answer_as_merged_models(llm: LLM, tmp_path: Path) -> None:
             assert found.outputs[0].token_ids == wanted[0, 20:].tolist()
             answers.add(tuple(drawn.outputs[0].token_ids))
         assert len(answers) == 3
+        names = [None, "b", "a"]
+        mixed = engine.generate([prompt] * 3, greedy, adapter=names, progress=False)
+        for name, together in zip(names, mixed, strict=True):
+            (alone,) = engine.generate([prompt], greedy, adapter=name, progress=False)
+            assert together.outputs[0].token_ids == alone.outputs[0].token_ids
+        with pytest.raises(InvalidRequest, match="1 prompts but 3 adapters"):
+            engine.generate([prompt], greedy, adapter=names)
         with pytest.raises(InvalidRequest, match="with 'a', 'b'"):
             engine.generate([prompt], greedy, adapter="c")
     with pytest.raises(InvalidRequest, match="with none"):
