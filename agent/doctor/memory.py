@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from pagelet.agent.doctor.checks import Finding, format_bytes
-from pagelet.engine.host_memory import read_host_memory
+from pagelet.process.host_memory import read_host_memory
 
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 _SHARED_MEMORY_BYTES = 1 << 30

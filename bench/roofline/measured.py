@@ -9,7 +9,7 @@ from pagelet.bench.offline.model_cost import ModelCost
 from pagelet.bench.progress import Progress
 from pagelet.bench.roofline.hardware import Hardware
 from pagelet.bench.roofline.model import Assumptions, Roofline
-from pagelet.engine.host_memory import read_host_memory
+from pagelet.process.host_memory import read_host_memory
 from pagelet.protocol.config import ModelOptions
 
 

@@ -10,11 +10,11 @@ from typing import NoReturn
 import torch
 
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.host_memory import read_host_memory
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.engine.weights.adapter_config import largest_adapter_parameters
+from pagelet.process.host_memory import read_host_memory
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
 
 _MIB = 1 << 20

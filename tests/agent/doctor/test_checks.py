@@ -12,7 +12,7 @@ from pagelet.agent.doctor.checks import Finding, format_bytes
 from pagelet.agent.doctor.kernels import check_kernels
 from pagelet.agent.doctor.model import check_model
 from pagelet.agent.doctor.processor import check_cores, check_instructions
-from pagelet.engine.host_memory import HostMemory
+from pagelet.process.host_memory import HostMemory
 from pagelet.protocol.config import EngineOptions, ModelOptions
 
 GIB = 1 << 30

@@ -1,6 +1,6 @@
 """Memory limits of cgroups, read from folders that look like the kernel's."""
 
-from pagelet.engine.host_memory import _cgroup_limits, read_host_memory
+from pagelet.process.host_memory import _cgroup_limits, read_host_memory
 
 V2 = ("memory.max", "memory.current", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
