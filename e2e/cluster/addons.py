@@ -3,23 +3,28 @@
 Their objects are what their own modules ship, with images that are built here.
 """
 
+import contextlib
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from client.served import served
 
 from cluster import programs
 from cluster.cache import say
+from cluster.certificates import Authority
 from cluster.images import Archive, of_one_program
 from cluster.kubectl import Kubectl
 from cluster.local import Cluster
 
 MONITORING: Final = "monitoring"
 """Prometheus' namespace, which the chart lets scrape replicas by default."""
-_PROMETHEUS: Final = "prometheus-operated"
+PROMETHEUS: Final = "prometheus-operated"
 """Its Service, as the Prometheus Operator calls it, and the chart expects it."""
+_ADAPTER: Final = "external-metrics"
 _USER: Final = 65532
 _SCRAPE_SECONDS: Final = 2
 
@@ -46,7 +51,7 @@ def install_prometheus(cluster: Cluster) -> None:
     _load(cluster, programs.PROMETHEUS)
     kubectl = Kubectl(cluster.kubeconfig, MONITORING)
     kubectl.apply(*_prometheus())
-    _wait(kubectl, _PROMETHEUS)
+    _wait(kubectl, PROMETHEUS)
 
 
 def install_keda(cluster: Cluster) -> None:
@@ -83,6 +88,49 @@ def install_metrics_server(cluster: Cluster) -> None:
     _wait(kubectl, "metrics-server")
 
 
+@contextlib.contextmanager
+def external_metrics(cluster: Cluster, prometheus: str) -> Iterator[None]:
+    """An adapter of the tests' own serves what that Prometheus knows, while the block runs."""
+    say("Installing an adapter of external metrics")
+    kubectl = Kubectl(cluster.kubeconfig, MONITORING)
+    with tempfile.TemporaryDirectory() as folder:
+        identity = Authority(Path(folder) / "pki").issue(_ADAPTER, _ADAPTER)
+        tls = {"tls.crt": identity.certificate.read_text(), "tls.key": identity.key.read_text()}
+    port = 6443
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {"name": _ADAPTER},
+            "stringData": tls,
+        },
+        *served(_ADAPTER, "external_metrics.py", prometheus, port=port, secret=_ADAPTER),
+    )
+    _wait(kubectl, _ADAPTER)
+    group, version = "external.metrics.k8s.io", "v1beta1"
+    kubectl.apply(
+        {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": f"{version}.{group}"},
+            "spec": {
+                "group": group,
+                "version": version,
+                "groupPriorityMinimum": 100,
+                "versionPriority": 100,
+                "insecureSkipTLSVerify": True,
+                "service": {"name": _ADAPTER, "namespace": MONITORING, "port": port},
+            },
+        }
+    )
+    try:
+        yield
+    finally:
+        kubectl.run("delete", "apiservice", f"{version}.{group}")
+        kubectl.run("delete", f"deployment/{_ADAPTER}", f"service/{_ADAPTER}", f"secret/{_ADAPTER}")
+
+
 def _shipped(program: programs.Program, module: str, folder: str) -> Sequence[Object]:
     """The objects of a kustomization in a Go module."""
     go, _ = programs.find_go()
@@ -117,11 +165,11 @@ def _apply(
 
 def _prometheus() -> list[Object]:
     rbac = "rbac.authorization.k8s.io"
-    here = {"name": _PROMETHEUS, "namespace": MONITORING}
-    labels = {"app": _PROMETHEUS}
+    here = {"name": PROMETHEUS, "namespace": MONITORING}
+    labels = {"app": PROMETHEUS}
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     pod = {
-        "serviceAccountName": _PROMETHEUS,
+        "serviceAccountName": PROMETHEUS,
         "terminationGracePeriodSeconds": 2,
         "securityContext": {"runAsUser": _USER, "runAsNonRoot": True, "fsGroup": _USER},
         "containers": [
@@ -142,7 +190,7 @@ def _prometheus() -> list[Object]:
             }
         ],
         "volumes": [
-            {"name": "config", "configMap": {"name": _PROMETHEUS}},
+            {"name": "config", "configMap": {"name": PROMETHEUS}},
             {"name": "data", "emptyDir": {}},
         ],
     }
@@ -152,14 +200,14 @@ def _prometheus() -> list[Object]:
         {
             "apiVersion": f"{rbac}/v1",
             "kind": "ClusterRole",
-            "metadata": {"name": _PROMETHEUS},
+            "metadata": {"name": PROMETHEUS},
             "rules": [rule],
         },
         {
             "apiVersion": f"{rbac}/v1",
             "kind": "ClusterRoleBinding",
-            "metadata": {"name": _PROMETHEUS},
-            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": _PROMETHEUS},
+            "metadata": {"name": PROMETHEUS},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": PROMETHEUS},
             "subjects": [{"kind": "ServiceAccount", **here}],
         },
         {
