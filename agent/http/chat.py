@@ -35,7 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation."""
     server = server_of(request)
     body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     answers = Answers(server, 1, body.n or 1)
     return await respond(request, answers, _respond(request, server, body, answers))

@@ -70,7 +70,7 @@ async def create_completion(request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     server = server_of(request)
     body = await parse_body(request, CompletionRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     prompt_only = body.max_tokens == 0
     answers = Answers(server, len(body.prompts()), body.n or 1, prompt_only=prompt_only)

@@ -25,7 +25,7 @@ async def create_embeddings(request: Request) -> Response:
     """A vector of length 1 for each input."""
     server = server_of(request)
     body = await parse_body(request, EmbeddingRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     return await run_until_disconnect(request.receive, _embed(request, server, body))
 

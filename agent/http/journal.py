@@ -40,10 +40,10 @@ def began(hints: RouterHints) -> int:
     return int(time.time()) if created is None else created
 
 
-def failure_event(error: ApiError) -> bytes:
-    """How a journaled stream ends that cannot go on here: the router tells its client in the words
-    of the client's API."""
-    return b"data: %b\n\n" % ErrorResponse(error.detail).encode()
+def failed(event: bytes, error: ApiError) -> bytes:
+    """How a journaled stream of named events ends that cannot go on here: with its API's own event,
+    for a client, and the error for the router, which may do without both."""
+    return b"%b: failed %b\n\n" % (event[:-1], ErrorResponse(error.detail).encode())
 
 
 class JournaledChunks:

@@ -24,7 +24,7 @@ async def render_chat(request: Request) -> Response:
     """One object, of a conversation."""
     server = server_of(request)
     body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     messages = [message.for_template() for message in body.messages]
     prompt = await server.llm.render_chat(messages, **body.template_options())
@@ -37,7 +37,7 @@ async def render_completions(request: Request) -> Response:
     """A list, with one object for each prompt."""
     server = server_of(request)
     body = await parse_body(request, CompletionRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     sampling = completion_sampling(body)
     rendered = []

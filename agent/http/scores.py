@@ -31,7 +31,7 @@ async def create_scores(request: Request) -> Response:
     """A score for each pair of texts, higher for a better match."""
     server = server_of(request)
     body = await parse_body(request, ScoreRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     first, second = body.texts()
     context = context_of(request)
@@ -61,7 +61,7 @@ async def rerank(request: Request) -> Response:
     """The documents that answer the query, the best first."""
     server = server_of(request)
     body = await parse_body(request, RerankRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     texts = body.texts()
     context = context_of(request)

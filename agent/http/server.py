@@ -56,9 +56,10 @@ class Server:
         if not self.open_requests:
             self._idle.set()
 
-    def check_model(self, name: str) -> None:
-        """Raises the error for a model that is not served here; it lists those that are."""
-        self.adapter_of(name)
+    def check_model(self, name: str) -> str:
+        """The name that answers carry, as in vLLM: the first of the model's, or the adapter's.
+        Raises the error for a model that is not served here; it lists those that are."""
+        return self.llm.served_model_names[0] if self.adapter_of(name) is None else name
 
     def adapter_of(self, name: str) -> LoraAdapter | None:
         """What a name means: an adapter, or None for the model itself. Raises as `check_model`."""

@@ -32,6 +32,8 @@ class Exchange:
         """What the request took of its tenant's limits, which the answer tells of."""
         self.status = 0
         """Of the answer; 0 until it has begun."""
+        self.failure: bytes | None = None
+        """The event by which a replica told that its stream failed, in the words of its API."""
         self._num_events = 0
         """Server-sent events that were written: each ends with an empty line."""
         self.receive = receive
@@ -100,12 +102,10 @@ class Exchange:
         """An error in the shape of the API that was asked: an answer of its own, or the last event
         of a stream."""
         if self.status:
-            numbered = self.path == RESPONSES
-            await self.end(
-                response_error_event(error, self._num_events)
-                if numbered
-                else error_event(self.path, error)
-            )
+            event = self.failure
+            if event is None and self.path == RESPONSES:
+                event = response_error_event(error, self._num_events)
+            await self.end(error_event(self.path, error) if event is None else event)
             return
         body = error_body(self.path, error)
         self.extra_headers += (error.headers or {}).items()

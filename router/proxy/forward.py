@@ -140,6 +140,7 @@ class Forwarding:
                     await self._exchange.end(END)
                     outcome, ok = "completed", True
                     return
+                self._exchange.failure = error.event if isinstance(error, StreamFailed) else None
                 if self._mid_event:
                     await self._exchange.write(b"\n\n")
                 lost = self._lost_in(opened.replica, error)
@@ -315,7 +316,7 @@ class Forwarding:
     def _lost_in(self, replica: Replica, error: UpstreamError | StreamFailed) -> Lost:
         """What it means that an answer broke off. Raises `ApiError` if any replica would say it."""
         if isinstance(error, StreamFailed):
-            failure = _decode_error(502, error.error)
+            failure = _stream_error(error.error)
             if failure.detail.type != "server_error":
                 raise failure
             lost = Lost("death", failure, f"error event {failure.detail.code or ''}".rstrip())
@@ -404,6 +405,14 @@ def _decode_error(status: int, body: bytes) -> ApiError:
     param, code = (None if each is None else str(each) for each in (found.param, found.code))
     error = ApiError(status, found.message, param=param, code=code, reason="upstream")
     error.detail.type = found.type or error_type(status)
+    return error
+
+
+def _stream_error(body: bytes) -> ApiError:
+    """An error that a replica told in the midst of a stream."""
+    error = _decode_error(503, body)
+    if error.detail.code != _ENGINE_DEAD:
+        error.status = 502 if error.detail.type == "server_error" else 400
     return error
 
 

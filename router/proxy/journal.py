@@ -18,6 +18,8 @@ _LINE: Final = re.compile(
 )
 _CREATED: Final = re.compile(rb'"created(?:_at)?":\s*(\d{1,15})(?!\d)')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
+_FAILED: Final = re.compile(rb"(?:^|\n\n)(event: .*\ndata: .*)\n: failed (.*)\n\n")
+"""The same among named events: the event for the client, and the error."""
 _USAGE_EVENT: Final = b'"choices":[],'
 END: Final = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -115,11 +117,13 @@ class Journal:
         Raises `StreamFailed` if one of them tells an error: what the events before it show counts,
         and is in the exception.
         """
-        error = _ERROR.search(events) if b'{"error":' in events else None
+        pattern = _FAILED if self._ends_with_answer else _ERROR
+        error = pattern.search(events) if b'{"error":' in events else None
         if error is not None:
             before = events[: error.start()]
             shown = self._take(before + b"\n\n") if before else b""
-            raise StreamFailed(error[1], shown)
+            event = error[1] + b"\n\n" if self._ends_with_answer else None
+            raise StreamFailed(error[error.lastindex or 1], shown, event)
         return self._take(events)
 
     def resume(self) -> dict[str, Any]:
@@ -192,8 +196,10 @@ def _token_ids(runs: list[bytes]) -> list[int]:
 class StreamFailed(Exception):
     """The replica says, in the midst of a stream, that it cannot go on."""
 
-    def __init__(self, error: bytes, shown: bytes) -> None:
+    def __init__(self, error: bytes, shown: bytes, event: bytes | None = None) -> None:
         super().__init__(error.decode(errors="replace"))
+        self.event = event
+        """By which a client would be told, if its API has an event of its own for that."""
         self.error = error
         """The event's JSON."""
         self.shown = shown

@@ -20,7 +20,7 @@ class Received:
     ends: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)
     logprobs: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     roles: dict[int, int] = dataclasses.field(default_factory=dict)
-    ids: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    ids: set[tuple[str, int, str]] = dataclasses.field(default_factory=set)
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     done: bool = False
@@ -38,7 +38,7 @@ class Received:
         if "error" in chunk:
             self.error = chunk["error"]
             return
-        self.ids.add((chunk["id"], chunk["created"]))
+        self.ids.add((chunk["id"], chunk["created"], chunk["model"]))
         if chunk.get("usage"):
             self.usage = chunk["usage"]
         for choice in chunk["choices"]:

@@ -9,13 +9,13 @@ from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
-from pagelet.agent.http.journal import JournaledItems, failure_event
+from pagelet.agent.http.journal import JournaledItems, failed
 from pagelet.agent.http.messages.events import MessageEvents
 from pagelet.agent.http.messages.output import message
 from pagelet.agent.http.messages.request import NAMES, chat_request
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.anthropic.answers import TokenCount
-from pagelet.protocol.anthropic.errors import MESSAGES
+from pagelet.protocol.anthropic.errors import MESSAGES, error_event
 from pagelet.protocol.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.routing import RouterHints
@@ -28,7 +28,7 @@ async def create_message(request: Request) -> Response:
     """Answers a conversation."""
     server = server_of(request)
     body = await parse_body(request, MessagesRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     answers = Answers(server, 1, 1)
     return await respond(request, answers, _respond(request, server, body, answers))
@@ -55,7 +55,12 @@ async def _respond(
         events = MessageEvents(message_id, body.model, reader, answers.usage, begun=begun)
         if hints.journal:
             journaled = JournaledItems(events, reader, resume)
-            return await EventStream.open(answers, journaled, context, failure_event)
+            return await EventStream.open(
+                answers,
+                journaled,
+                context,
+                lambda error: failed(error_event(MESSAGES, error), error),
+            )
         return await EventStream.open(answers, events, context)
     async for _, output in answers:
         reader.push(output)
@@ -70,7 +75,7 @@ async def count_tokens(request: Request) -> Response:
     """Tokens of a conversation, without answering it."""
     server = server_of(request)
     body = await parse_body(request, CountTokensRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     chat = chat_request(body)
     messages = [turn.for_template() for turn in chat.messages]
     prompt = await server.llm.render_chat(messages, **chat.template_options())

@@ -9,7 +9,7 @@ from pagelet.agent.http.conversation import renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
-from pagelet.agent.http.journal import JournaledItems, began, failure_event
+from pagelet.agent.http.journal import JournaledItems, began, failed
 from pagelet.agent.http.responses.events import ResponseEvents
 from pagelet.agent.http.responses.output import ResponseWriter
 from pagelet.agent.http.responses.request import NAMES, chat_request
@@ -27,7 +27,7 @@ async def create_response(request: Request) -> Response:
     """Answers what is asked in `input`; nothing is stored."""
     server = server_of(request)
     body = await parse_body(request, ResponseRequest, server.settings.max_body_bytes)
-    server.check_model(body.model)
+    body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     answers = Answers(server, 1, 1)
     return await respond(request, answers, _respond(request, server, body, answers))
@@ -56,7 +56,9 @@ async def _respond(
         events = ResponseEvents(writer, reader, answers.usage, resume.events if resume else 0)
         if hints.journal and not body.wants_logprobs:  # the last events repeat all logprobs
             journaled = JournaledItems(events, reader, resume)
-            return await EventStream.open(answers, journaled, context, failure_event)
+            return await EventStream.open(
+                answers, journaled, context, lambda error: failed(events.fail(error), error)
+            )
         return await EventStream.open(answers, events, context, events.fail)
     async for _, output in answers:
         reader.push(output)

@@ -124,8 +124,19 @@ async def test_async_client(server):
         assert await asyncio.gather(*(one() for _ in range(8))) == [TEXT] * 8
         answer = await client.completions.create(model="org/alias", prompt="x")
         assert answer.choices[0].text == TEXT
-        assert answer.model == "org/alias"
+        assert answer.model == "tiny"
     assert server.state.admission.in_flight == 0
+
+
+def test_answers_carry_the_first_name_whichever_was_asked_for(client):
+    asked = {"model": "org/alias", "messages": MESSAGES}
+    assert client.chat.completions.create(**asked).model == "tiny"
+    assert {chunk.model for chunk in client.chat.completions.create(stream=True, **asked)} == {
+        "tiny"
+    }
+    asked = {"model": "org/alias", "input": "Go."}
+    assert client.responses.create(**asked).model == "tiny"
+    assert list(client.responses.create(stream=True, **asked))[-1].response.model == "tiny"
 
 
 def test_completion_default_is_16_tokens(server, client):

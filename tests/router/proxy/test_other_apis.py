@@ -102,7 +102,8 @@ async def test_a_stream_goes_on_at_another_replica(routed, path, end) -> None:
     begin = named("begin", 0, ": begin 0 16")
     told = [named("more", 1), named("more", 2, ": tokens 0 5,6", ": thought 0 2")]
     lost = [named("last", 3)]
-    failed = b'data: {"error":{"message":"died","type":"server_error","param":null,"code":"x"}}\n\n'
+    error = '{"error":{"message":"died","type":"server_error","param":null,"code":"x"}}'
+    failed = named("error", 3, f": failed {error}")
     rest = [named("more", 3, ": tokens 0 7"), named("last", 4), named("end", 5, ": end 0")]
     asked = []
 
