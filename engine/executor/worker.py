@@ -77,6 +77,7 @@ def serve(
     import torch
 
     from pagelet.engine.executor.collectives import join_ranks
+    from pagelet.engine.executor.gpu_order import gpu_of_rank
     from pagelet.engine.runner.device import choose_device
     from pagelet.engine.source import ModelFiles
 
@@ -86,8 +87,12 @@ def serve(
         parent.fail(str(error))
     torch.set_num_threads(launch.num_threads)
     try:
-        device = choose_device(launch.options.device, launch.device_index)
+        index = launch.device_index
+        device = choose_device(launch.options.device, index)
         if device.type == "cuda":
+            here = launch.place.size // launch.options.parallel.nnodes
+            index = gpu_of_rank(index, here, launch.place.tp_size)
+            device = choose_device(launch.options.device, index)
             torch.cuda.set_device(device)
         expert_parallel = launch.options.parallel.enable_expert_parallel
         ranks = join_ranks(
@@ -100,7 +105,7 @@ def serve(
             launch.max_model_len,
             lambda text: link.send(WorkerStage(text)),
             launch.num_real_tokens,
-            launch.device_index,
+            index,
             ranks,
         )
     except ConfigurationError as error:
