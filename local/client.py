@@ -8,7 +8,7 @@ from pagelet.local import control
 from pagelet.local.control import Call, ControlError
 from pagelet.local.rollout import Phase
 from pagelet.local.state_dir import Owner, StateDir
-from pagelet.local.status import ServerStatus, Status
+from pagelet.local.status import ReplicaStatus, ServerStatus, Status
 
 _POLL_SECONDS = 0.2
 _PATIENCE = 3
@@ -20,6 +20,10 @@ class NothingRuns(Exception):
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"nothing runs (looked in {path}); start with: pagelet up -f FILE")
+
+
+class GivesUp(ControlError):
+    """Nothing that the file asks for can work, so the supervisor ends by itself."""
 
 
 def owner_of(state: StateDir) -> Owner:
@@ -50,6 +54,11 @@ def stop(state: StateDir, *, at_once: bool) -> None:
     """Ends everything, and returns when it has ended. Raises `NothingRuns` or `ControlError`."""
     call = Call(command="stop", at_once=at_once)
     control.call(owner_of(state).control, call, Status)
+    wait_ended(state)
+
+
+def wait_ended(state: StateDir) -> None:
+    """Until there is no supervisor any more."""
     while state.is_held():
         time.sleep(_POLL_SECONDS)
 
@@ -57,7 +66,8 @@ def stop(state: StateDir, *, at_once: bool) -> None:
 def wait_settled(state: StateDir, say: Callable[[str], None], pool: str | None = None) -> Status:
     """Waits until all, or one pool, is as it is wanted, and tells each step.
 
-    Raises `ControlError` if something does not get up, or if the supervisor ends.
+    Raises `ControlError` if something does not get up, or if the supervisor ends; `GivesUp` if it
+    ends because nothing does.
     """
     phases: dict[str, Phase] = {}
     while True:
@@ -70,9 +80,18 @@ def wait_settled(state: StateDir, say: Callable[[str], None], pool: str | None =
         if now.router.phase is Phase.READY and all(found.is_settled for found in watched):
             return now
         servers = [now.router, *(replica for found in watched for replica in found.replicas)]
+        if now.is_giving_up:
+            raise GivesUp("\n".join(now.failures))
         if hopeless := [s for s in servers if _is_hopeless(s)]:
             raise ControlError("\n".join(f"{server.id}: {server.reason}" for server in hopeless))
         time.sleep(_POLL_SECONDS)
+
+
+def draining(state: StateDir, pool: str) -> list[ReplicaStatus]:
+    """The replicas of a pool that finish their last requests. Raises `NothingRuns` or
+    `ControlError`."""
+    pools = [found for found in status(state).pools if found.name == pool]
+    return [r for found in pools for r in found.replicas if r.phase is Phase.DRAINING]
 
 
 def _is_hopeless(server: ServerStatus) -> bool:

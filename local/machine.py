@@ -1,13 +1,66 @@
 """What a replica gets of this machine: GPUs of its own, or a share of cores and memory."""
 
+import dataclasses
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+from pagelet.process.host_memory import read_host_memory
 
 _MOST_SHARES = 2.0
 """Of all replicas together, so that an update's new replicas fit beside the old ones. The engine
 takes less than half of its share by default, and never more than what is really free."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What replicas on the CPU share."""
+
+    cores: int
+    memory: int
+    """In bytes."""
+
+
+def this_machine() -> Machine:
+    """As far as this process may use it."""
+    return Machine(len(os.sched_getaffinity(0)), read_host_memory().total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What the replicas of a pool are to have of the CPU, all together."""
+
+    pool: str
+    replicas: int
+    cores: float
+    """At least one for each engine that computes."""
+    memory: int
+    """What the file gives them; 0 where it leaves the size to the engine, which looks what is
+    free."""
+
+
+def crowding(demands: Sequence[Demand], machine: Machine) -> Iterator[str]:
+    """What is more than the machine has, in words: nothing keeps replicas from it, but they make
+    one another slow, or are killed."""
+    who = " and ".join(f"{demand.pool} x {demand.replicas}" for demand in demands)
+    cores = sum(demand.cores for demand in demands)
+    if cores > machine.cores:
+        yield (
+            f"{who}: are to compute on {cores:g} cores, and this machine has {machine.cores}: "
+            "they slow one another down; scale down, or lower spec.resources.cpu"
+        )
+    memory = sum(demand.memory for demand in demands)
+    if memory > machine.memory:
+        yield (
+            f"{who}: may take {_gib(memory)} of memory, and this machine has "
+            f"{_gib(machine.memory)}: the kernel may kill one; scale down, or lower "
+            "spec.resources.memory"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

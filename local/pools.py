@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pagelet.local.log_files import RotatingLog
-from pagelet.local.machine import choose_gpus, next_share
+from pagelet.local.machine import choose_gpus, crowding, next_share, this_machine
 from pagelet.local.replica import HOST, Replica
 from pagelet.local.rollout import Phase, next_step
 from pagelet.local.state_dir import StateDir
@@ -42,6 +42,7 @@ class Pools:
         self._replica_key_file = replica_key_file
         self._runtime = runtime
         self._gpus = list(gpus)
+        self._machine = this_machine()
         self._on_change = on_change
         self._specs: dict[str, PoolSpec] = {}
         self._replicas: list[Replica] = []  # in order of their start
@@ -178,6 +179,11 @@ class Pools:
         for replica in self._replicas:
             await replica.ended.wait()
             replica.release()
+
+    def warnings(self) -> list[str]:
+        """What is wanted beyond the machine."""
+        demands = [spec.demand(self.wanted_replicas(name)) for name, spec in self._specs.items()]
+        return list(crowding([demand for demand in demands if demand.replicas], self._machine))
 
     def status(self) -> list[PoolStatus]:
         """As it is shown; pools that are about to go away last."""

@@ -35,6 +35,7 @@ def overview(status: Status) -> Group:
     if status.problems:
         lines.append(Text("nothing is changed until the file is right", "red"))
     lines += [Text(failure, "red") for failure in status.failures]
+    lines += [Text(f"warning: {warning}", "yellow") for warning in status.warnings]
     for pool in status.pools:
         lines += [Text(f"{r.id}: {r.stage}", "dim") for r in pool.replicas if r.stage]
     return Group(_table(status), *lines)

@@ -61,8 +61,22 @@ class Status(msgspec.Struct, kw_only=True):
     """Of the router, without a path."""
     problems: list[str]
     """Of the file as it is now; what runs is as it was before them."""
+    warnings: list[str] = []
+    """What is more than the machine has."""
     router: ServerStatus
     pools: list[PoolStatus]
+    is_giving_up: bool = False
+    """Whether it ends because nothing that the file asks for can work."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nothing can work as the file has it, and no restart would help."""
+        if self.router.phase is Phase.FAILED:
+            return True
+        return bool(self.pools) and all(
+            pool.replicas and all(r.phase is Phase.FAILED for r in pool.replicas)
+            for pool in self.pools
+        )
 
     @property
     def is_settled(self) -> bool:

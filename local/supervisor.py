@@ -77,11 +77,16 @@ class Supervisor:
             self._pools.scale(pool, count)
         self._stop_began: float | None = None
         self._exit_code = 0
+        self._has_served = False
+        self._warned: list[str] = []
+        self.failures: list[str] = []
+        """Why it gave up, if it did: what does not work, and why not."""
         self._router: Router
 
     async def run(self) -> int:
         """Returns the exit code once everything has ended: 0 after a drain, 128 + the signal's
-        number if it was cut short by a second one."""
+        number if it was cut short by a second one, 1 if nothing could work from the start (see
+        `failures`)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -125,17 +130,35 @@ class Supervisor:
         self._wake.clear()
         self._look_at_file()
         self._pools.reconcile()
-        self._show(self.status())
+        self._warn()
+        status = self.status()
+        self._show(status)
+        self._has_served |= any(pool.ready for pool in status.pools)
+        if status.is_giving_up:
+            self.failures = status.failures
+            self._exit_code = 1
+            self._stop()
+
+    def _warn(self) -> None:
+        """Tells once of what is more than the machine has."""
+        warnings = self._pools.warnings()
+        for warning in warnings:
+            if warning not in self._warned:
+                log.warning("warning: %s", warning)
+        self._warned = warnings
 
     def status(self) -> Status:
         """What runs."""
-        return Status(
+        status = Status(
             file=str(self._file),
             url=self._url,
             problems=self._problems,
+            warnings=self._pools.warnings(),
             router=self._router.status(),
             pools=self._pools.status(),
         )
+        status.is_giving_up = bool(self.failures) or (status.is_hopeless and not self._has_served)
+        return status
 
     def _look_at_file(self) -> None:
         """Applies a changed file once it has been left alone for a moment, so that one that is

@@ -98,6 +98,8 @@ def _here(
             show=view.show,
         )
         returncode = asyncio.run(supervisor.run())
+    if supervisor.failures:
+        raise UpFailed("\n".join(supervisor.failures))
     if console.is_terminal:
         console.print(f"Stopped. Logs are in {state.logs}", markup=False, soft_wrap=True)
     return returncode
@@ -162,8 +164,13 @@ def _apply(
 def _wait(state: StateDir, console: Console) -> int:
     try:
         status = client.wait_settled(state, lambda line: console.print(line, markup=False))
+    except client.GivesUp as error:
+        client.wait_ended(state)
+        raise UpFailed(str(error)) from None
     except (client.NothingRuns, ControlError) as error:
         raise UpFailed(f"{error}\n(see `pagelet logs`; `pagelet down` ends it)") from None
+    for warning in status.warnings:
+        console.print(f"Warning: {warning}", markup=False, soft_wrap=True)
     for pool in status.pools:
         console.print(f"{pool.name}: {pool.ready} of {pool.wanted} ready at {status.url}/v1")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagelet.local.machine import Demand
 from pagelet.protocol.inference_service.commands import agent_arguments, router_config
 from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
 from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
@@ -98,6 +99,20 @@ class PoolSpec:
         if resources.memory is not None:
             arguments += ["--cpu-memory", str(bytes_of(resources.memory) // ranks)]
         return arguments
+
+    def demand(self, replicas: int) -> Demand:
+        """What so many replicas are to have of the CPU. What only simulates a model needs no core
+        of its own, and with GPUs the CPU has little to do."""
+        resources = self.service.spec.resources
+        computes = self.revision.engine.runner == "model" and not self.num_gpus
+        cores = parse_quantity(resources.cpu) if resources.cpu is not None else self.num_ranks
+        memory = 0 if resources.memory is None else bytes_of(resources.memory)
+        return Demand(
+            self.name,
+            replicas,
+            float(cores) * replicas if computes else 0.0,
+            memory * replicas,
+        )
 
     def surge(self, replicas: int) -> int:
         """How many replicas may be there beyond `replicas` while they are replaced."""

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.local.machine import choose_gpus, next_share, visible_gpus
+from pagelet.local.machine import (
+    Demand,
+    Machine,
+    choose_gpus,
+    crowding,
+    next_share,
+    this_machine,
+    visible_gpus,
+)
 
 
 def test_gpus_are_those_of_the_environment_or_of_the_machine(
@@ -50,3 +58,18 @@ def test_whatever_is_scaled_there_is_room(wanted: list[int]) -> None:
 def test_an_update_has_room_for_whole_shares_beside_the_old_ones() -> None:
     assert next_share(2, [0.5, 0.5]) == 0.5
     assert next_share(1, [1.0]) == 0.5
+
+
+def test_what_is_beyond_the_machine_is_said_with_both_numbers() -> None:
+    machine = Machine(cores=4, memory=8 << 30)
+    fits = [Demand("a", 2, 2.0, 4 << 30), Demand("b", 2, 2.0, 4 << 30)]
+    assert not list(crowding(fits, machine))
+    (cores,) = crowding([*fits, Demand("c", 1, 0.5, 0)], machine)
+    assert cores.startswith("a x 2 and b x 2 and c x 1: are to compute on 4.5 cores, and ")
+    assert "this machine has 4:" in cores
+    (memory,) = crowding([Demand("a", 2, 0.0, 9 << 30)], machine)
+    assert memory.startswith("a x 2: may take 9.0 GiB of memory, and this machine has 8.0 GiB:")
+    assert len(list(crowding([Demand("a", 5, 5.0, 10 << 30)], machine))) == 2
+    here = this_machine()
+    assert here.cores >= 1
+    assert here.memory > 1 << 30

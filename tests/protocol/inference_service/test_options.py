@@ -23,9 +23,7 @@ SPEAKING = ("engine", "agent", "kernels", "text", "process", "cli/serve.py", "cl
 NO_FIELD = {
     "--allow-lora-updates",
     "--chat-template",
-    "--cudagraph-capture-sizes",
     "--enable-lora",
-    "--enforce-eager",
     "--host",
     "--kv-events-endpoint",
     "--kv-events-replay-endpoint",
@@ -36,11 +34,7 @@ NO_FIELD = {
     "--max-lora-rank",
     "--max-loras",
     "--node-rank",
-    "--pooling",
     "--port",
-    "--score-tokens",
-    "--task",
-    "--tool-call-parser",
 }
 """Options of `pagelet serve` that errors name and no spec sets."""
 
@@ -90,6 +84,17 @@ def test_every_field_is_there(option: str, revision: str) -> None:
         schema = schema["properties"][step]
 
 
+def test_every_setting_of_the_engine_is_behind_an_option() -> None:
+    engine = spec_schema()["properties"]["engine"]["properties"]
+    fields = {
+        f"spec.engine.{name}" if name not in ("kvCache", "simulated") else f"spec.engine.{name}.{n}"
+        for name, schema in engine.items()
+        for n in schema.get("properties", [""])
+    }
+    told = {in_fields(option, make(), "stable") for option in OPTIONS}
+    assert {field for field in told if field.startswith("spec.engine.")} == fields
+
+
 def test_every_option_that_a_spec_sets_is_known() -> None:
     service = make(
         model={"uri": "hf://org/name", "tokenizer": "hf://org/other"},
@@ -98,6 +103,7 @@ def test_every_option_that_a_spec_sets_is_known() -> None:
             "pipelineParallelSize": 2,
             "dataParallelSize": 2,
             "expertParallel": True,
+            "toolCallParser": "hermes",
             "dtype": "float32",
             "quantization": "int8",
             "loadFormat": "dummy",
@@ -141,7 +147,7 @@ def test_every_option_that_a_spec_sets_is_known() -> None:
             "Invalid value for '--num-blocks': 1",
             "Invalid value for 'spec.engine.kvCache.numBlocks': 1",
         ),
-        ("--max-num-seqs-of-mine and --task stay", "--max-num-seqs-of-mine and --task stay"),
+        ("--max-num-seqs-of-mine and --pooled stay", "--max-num-seqs-of-mine and --pooled stay"),
         ("pip install --force-reinstall a", "pip install --force-reinstall a"),
     ],
 )
