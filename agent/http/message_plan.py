@@ -8,15 +8,8 @@ from typing import Any, Final
 from pagelet.agent.http.message import MessageReader
 from pagelet.agent.reasoning import BEGIN, END, ReasoningSplitter, prompt_state
 from pagelet.agent.settings import ToolCallParser
-from pagelet.agent.tools.formats import (
-    FORMATS,
-    JSON,
-    Tool,
-    ToolFormat,
-    detect_format,
-    forced_calls,
-    strict_calls,
-)
+from pagelet.agent.tools.formats import FORMATS, JSON, ToolFormat, detect_format
+from pagelet.agent.tools.grammars import Tool, forced_calls
 from pagelet.engine.processor import RequestedSampling
 from pagelet.engine.structured.json_schema import WHITESPACE, json_schema_grammar
 from pagelet.engine.structured.requested import RequestedGrammar
@@ -155,11 +148,10 @@ class MessageForms:
                 "'tool_choice': 'required', or start the server with --tool-call-parser",
                 "tools",
             )
-        spelling = self._tool_format.spelling
-        if spelling is None or not spelling.trigger or not any(tool.strict for tool in tools):
+        if not any(tool.strict for tool in tools):
             return self._tool_format, None
         literal = _literals(self._tokenizer, self._tool_format)
-        return self._tool_format, strict_calls(spelling, tools, literal, WHITESPACE)
+        return self._tool_format, self._tool_format.strict(tools, literal, WHITESPACE)
 
 
 def _tools_of(body: ChatCompletionRequest) -> list[Tool]:

@@ -2,8 +2,9 @@
 
 import ast
 import json
+import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 from pagelet.agent.tools.events import CallArguments, CallBegin, Content, Event, held_back
 from pagelet.agent.tools.json_call import JsonCall
@@ -139,15 +140,16 @@ class _PythonCalls:
 
 def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] | None:
     """The events of one call with keyword arguments that are literals; None for anything else."""
+    text = text.strip()
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(text, mode="eval").body
         if not isinstance(node, ast.Call):
             return None
         name = ast.unparse(node.func)
         if node.args or (names is not None and name not in names):
             return None
         arguments = {
-            keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg
+            keyword.arg: _value(text, keyword.value) for keyword in node.keywords if keyword.arg
         }
         encoded = json.dumps(arguments, ensure_ascii=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -155,11 +157,40 @@ def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] |
     return [CallBegin(name), CallArguments(encoded)]
 
 
+def _value(text: str, node: ast.expr) -> Any:
+    """A literal as JSON, if it is that too: its strings have escapes of their own, and models write
+    its `true` as well as Python's `True`."""
+    try:
+        return json.loads(ast.get_source_segment(text, node) or "", parse_constant=_no_constant)
+    except ValueError:
+        return ast.literal_eval(node)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_FENCE: Final = "```"
+_QUOTED: Final = re.compile(
+    r"""```|"(?:[^"\\\n]|\\[^\n])*(?P<double>["\n])|'(?:[^'\\\n]|\\[^\n])*(?P<single>['\n])|["']"""
+)
+
+
+def _fence_at(text: str) -> int:
+    """Where a block ends: at a fence that is not part of a quoted string, none of which goes on in
+    the next line. -1 if that is not certain yet."""
+    for found in _QUOTED.finditer(text):
+        if found[0] == _FENCE:
+            return found.start()
+        if found[0] in ('"', "'"):
+            return -1  # a string that has not ended yet
+    return -1
+
+
 class FencedParser:
     """Gemma's: a fenced block of `tool_code` (Python) or `tool_call` (JSON) in the text. A block's
     calls are passed on when it is complete; a block that holds none is text."""
 
-    _FENCE = "```"
     _MARKS = ("```tool_code", "```tool_call")
 
     def __init__(self, names: Collection[str]) -> None:
@@ -174,11 +205,10 @@ class FencedParser:
         events: list[Event] = []
         while self._pending:
             if self._mark:
-                body, fence, after = self._pending.partition(self._FENCE)
-                if not fence:
+                end = _fence_at(self._pending)
+                if end < 0:
                     break
-                events += self._block(body, self._mark + body + fence)
-                self._mark, self._pending = "", after
+                events += self._end_block(end)
                 continue
             found = [at for mark in self._MARKS if (at := self._pending.find(mark)) >= 0]
             if found:
@@ -196,12 +226,18 @@ class FencedParser:
     def finish(self) -> list[Event]:
         """See `ToolParser`."""
         events: list[Event] = []
-        if self._mark:  # a model may stop without closing its last block
-            events += self._block(self._pending, self._mark + self._pending)
-        else:
-            events += self._text.push(self._pending)
-        self._pending = self._mark = ""
+        if self._mark:  # a model may stop without closing its last block, or a string in it
+            end = self._pending.find(_FENCE)
+            events += self._end_block(len(self._pending) if end < 0 else end)
+        events += self._text.push(self._pending)
+        self._pending = ""
         return events + self._text.finish()
+
+    def _end_block(self, end: int) -> list[Event]:
+        body, fence = self._pending[:end], self._pending[end : end + len(_FENCE)]
+        events = self._block(body, self._mark + body + fence)
+        self._mark, self._pending = "", self._pending[end + len(fence) :]
+        return events
 
     def _block(self, body: str, raw: str) -> list[Event]:
         calls = parse_json_calls(body, self._names) or self._python_calls(body)
