@@ -4,7 +4,7 @@ Every frame is a 4-byte little-endian length and one msgpack value of the union 
 `FromCore`. Times are `time.monotonic()` seconds, which on Linux all processes of a machine share.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -51,12 +51,17 @@ class AbortRequests(msgspec.Struct, tag="abort"):
 
 
 class Acknowledge(msgspec.Struct, tag="ack"):
-    """So many `EngineCoreOutputs` were handled since the last such message.
+    """So many `EngineCoreOutputs` were handled since the last such message, which comes for every
+    `MOST_UNACKNOWLEDGED // 2` of them.
 
     The core stops stepping while too many are unanswered: tokens that nobody can pass on yet would
     only queue up between the processes and be late."""
 
     count: int
+
+
+MOST_UNACKNOWLEDGED: Final = 4
+"""Steps whose outputs the client has not handled yet; then the core waits for it."""
 
 
 ToCore = EngineCoreRequest | AbortRequests | Acknowledge

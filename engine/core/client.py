@@ -10,6 +10,7 @@ import msgspec
 
 from pagelet.process.frames import FrameReader, encode_frame
 from pagelet.protocol.engine import (
+    MOST_UNACKNOWLEDGED,
     Acknowledge,
     EngineCoreFailed,
     EngineCoreOutputs,
@@ -87,6 +88,7 @@ class CoreClient:
     def _end(self) -> None:
         """Called as soon as the loop knows, so that nothing is written to a dead connection."""
         self._transport = None
+        self._handled = 0
         cause, self._cause = self._cause, None
         if self.ready is not None:
             self.ready = None
@@ -102,10 +104,10 @@ class CoreClient:
     def _receive(self, message: FromCore) -> None:
         if isinstance(message, EngineCoreOutputs):
             self._events.on_outputs(self.engine_index, message)
-            if not self._handled:
+            self._handled += 1
+            if self._handled == MOST_UNACKNOWLEDGED // 2:  # each wakes the core
                 # Called after the readers that these outputs woke: they have passed them on then.
                 asyncio.get_running_loop().call_soon(self._acknowledge)
-            self._handled += 1
         elif isinstance(message, EngineCoreFailed):
             self._cause = message.error
         else:

@@ -30,6 +30,7 @@ from pagelet.process.child import ParentLink
 from pagelet.process.frames import FrameReader, encode_frame
 from pagelet.process.logs import configure_logging
 from pagelet.protocol.engine import (
+    MOST_UNACKNOWLEDGED,
     AbortRequests,
     Acknowledge,
     EngineCoreFailed,
@@ -41,8 +42,6 @@ from pagelet.protocol.engine import (
 
 _IDLE_SECONDS = 0.5
 _READ_BYTES = 1 << 20
-_MOST_UNACKNOWLEDGED = 4
-"""Steps whose outputs the client has not handled yet; then the core waits for it."""
 _LAST_WORDS_SECONDS = 1.0
 """How long a client may take to read why the core ends."""
 _log = logging.getLogger("pagelet.engine.core")
@@ -117,7 +116,7 @@ class CoreServer:
         core = self._core
         while not self.stopping:
             client = self._client
-            blocked = client is not None and client.unacknowledged >= _MOST_UNACKNOWLEDGED
+            blocked = client is not None and client.unacknowledged >= MOST_UNACKNOWLEDGED
             self._poll(0.0 if core.has_work and not blocked else _IDLE_SECONDS)
             if core.has_work and not blocked:
                 core.fill()

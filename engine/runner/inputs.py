@@ -24,19 +24,17 @@ class StepInputs:
     query_start: IntArray  # [num_reqs + 1] each request's first token in the batch
     num_computed: IntArray  # [num_reqs] tokens before this step's
     samples: npt.NDArray[np.bool_]  # [num_reqs]
-    num_drafts: IntArray  # [num_reqs] last tokens that are guesses
-
-    @property
-    def seq_lens(self) -> IntArray:
-        """Each request's context with this step's tokens [num_reqs]: also the position of the
-        token that is sampled next."""
-        return self.num_computed + np.diff(self.query_start)
+    # [num_reqs] context with this step's tokens: also the position of the token sampled next
+    seq_lens: IntArray
+    num_drafts: IntArray | None  # [num_reqs] last tokens that are guesses; None if there are none
 
     def sampled_rows(self) -> tuple[IntArray, IntArray, IntArray]:
         """Where tokens are drawn: after the last known token of each request that samples, and
         after each of its drafts. For each row [num_rows] its request's index in the batch, the
         index in the batch of the token that it follows, and the position that it is drawn for."""
         sampling = np.flatnonzero(self.samples)
+        if self.num_drafts is None:
+            return sampling, self.query_start[1:][sampling] - 1, self.seq_lens[sampling]
         counts = 1 + self.num_drafts[sampling]
         requests = np.repeat(sampling, counts)
         ends = np.cumsum(counts)
@@ -53,28 +51,32 @@ def build_inputs(
     device = rows.token_ids.device
     row_index = rows.find(entry.request_id for entry in plan.scheduled)  # [num_reqs]
     num_reqs = len(row_index)
-    num_computed = np.fromiter((s.num_computed_tokens for s in plan.scheduled), np.int64, num_reqs)
-    query_lens = np.fromiter((s.num_tokens for s in plan.scheduled), np.int64, num_reqs)
-    samples = np.fromiter((s.samples for s in plan.scheduled), np.bool_, num_reqs)
-    num_drafts = np.fromiter((len(s.draft_token_ids) for s in plan.scheduled), np.int64, num_reqs)
+    num_computed = np.array([entry.num_computed_tokens for entry in plan.scheduled], np.int64)
+    query_lens = np.array([entry.num_tokens for entry in plan.scheduled], np.int64)
+    samples = np.array([entry.samples for entry in plan.scheduled], np.bool_)
+    num_drafts = None
+    if any(entry.draft_token_ids for entry in plan.scheduled):
+        num_drafts = np.array([len(entry.draft_token_ids) for entry in plan.scheduled])
     query_start = np.zeros(num_reqs + 1, np.int64)
     np.cumsum(query_lens, out=query_start[1:])
     seq_lens = num_computed + query_lens
 
-    request_of_token = np.repeat(np.arange(num_reqs), query_lens)  # [num_tokens]
-    offset = num_computed - query_start[:-1]
-    positions = np.arange(query_start[-1]) + offset[request_of_token]
-    row_of_token = row_index[request_of_token]
-    positions_device = to_device(positions, device)
-    input_ids = rows.token_ids[to_device(row_of_token, device), positions_device].long()
+    if query_start[-1] == num_reqs:  # a token each, as in most steps
+        positions, row_of_token = num_computed, row_index
+    else:
+        request_of_token = np.repeat(np.arange(num_reqs), query_lens)  # [num_tokens]
+        offset = num_computed - query_start[:-1]
+        positions = np.arange(query_start[-1]) + offset[request_of_token]
+        row_of_token = row_index[request_of_token]
+    input_ids = rows.tokens_at(row_of_token, positions)
 
     block_size = rows.block_size
     block_index, in_block = np.divmod(positions, block_size)
-    num_blocks = -(-int(seq_lens.max()) // block_size)
-    used = np.arange(num_blocks) < -(-seq_lens[:, None] // block_size)  # [num_reqs, num_blocks]
+    query_lens_cpu, seq_lens_cpu = query_lens.tolist(), seq_lens.tolist()
+    max_query_len, max_seq_len = max(query_lens_cpu), max(seq_lens_cpu)
+    num_blocks = -(-max_seq_len // block_size)
     query_start_device = to_device(query_start.astype(np.int32), device)
     seq_lens_device = to_device(seq_lens.astype(np.int32), device)
-    query_lens_cpu, seq_lens_cpu = query_lens.tolist(), seq_lens.tolist()
     attention = []
     tables = rows.block_tables if groups is None else [rows.block_tables[i] for i in groups]
     for table in tables:
@@ -85,22 +87,22 @@ def build_inputs(
             AttentionMetadata(
                 query_start_loc=query_start_device,
                 seq_lens=seq_lens_device,
-                # A reused row holds an earlier request's blocks beyond its own: not to be read.
-                block_table=to_device(np.where(used, table[row_index, :num_blocks], 0), device),
+                block_table=to_device(table[row_index, :num_blocks], device),
                 slot_mapping=to_device(slots, device),
-                max_query_len=int(query_lens.max()),
-                max_seq_len=int(seq_lens.max()),
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
                 query_lens_cpu=query_lens_cpu,
                 seq_lens_cpu=seq_lens_cpu,
             )
         )
     return StepInputs(
         input_ids,
-        positions_device,
+        to_device(positions, device),
         attention,
         row_index,
         query_start,
         num_computed,
         samples,
+        seq_lens,
         num_drafts,
     )

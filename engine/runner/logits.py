@@ -32,6 +32,8 @@ def adjust_logits(
         _mask_end_tokens(logits, rows, row_index, positions)
     if rows.logit_bias:
         _add_bias(logits, rows, row_index)
+    if not rows.penalized:
+        return
     params = rows.params[row_index]
     penalized = (
         (params["repetition_penalty"] != 1.0)

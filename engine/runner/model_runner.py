@@ -273,7 +273,9 @@ class ModelRunner:
             if plan.constrained:
                 assert masks is not None
                 masked = masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
-            of_rows = hidden[to_device(last_tokens, self.device)]
+            of_rows = hidden
+            if len(last_tokens) < len(hidden):
+                of_rows = hidden[to_device(last_tokens, self.device)]
             sampled = self._sample(of_rows, inputs.rows[sampling], positions, masked)
         step = LaunchedStep(
             plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies, failed

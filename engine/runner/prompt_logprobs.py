@@ -47,6 +47,8 @@ def prompt_logprobs(
     logits are for sampling. hidden: [num_tokens, hidden_size]; `compute_logits` gives raw logits
     of some of its rows.
     """
+    if not rows.with_prompt_logprobs:
+        return PromptLogprobs([], [])
     counts = rows.params["prompt_logprobs"][inputs.rows]  # [num_reqs]
     num_prompt = rows.num_prompt_tokens[inputs.rows]
     last = np.minimum(inputs.seq_lens, num_prompt - 1)
@@ -58,10 +60,7 @@ def prompt_logprobs(
     within = np.arange(len(request)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     flat = inputs.query_start[request] + within
     device = hidden.device
-    targets = rows.token_ids[
-        to_device(inputs.rows[request], device),
-        to_device(inputs.num_computed[request] + within + 1, device),
-    ].long()
+    targets = rows.tokens_at(inputs.rows[request], inputs.num_computed[request] + within + 1)
     for start in range(0, len(request), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         logits = compute_logits(hidden[to_device(flat[chunk], device)])

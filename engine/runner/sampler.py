@@ -16,7 +16,7 @@ from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.logits import adjust_logits
 from pagelet.engine.runner.logprobs import LogprobRows, token_logprobs
 from pagelet.engine.runner.masks import MaskedRows
-from pagelet.engine.runner.state import IntArray, ParamsArray, RequestRows
+from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.kernels.precision import accumulation_dtype
 from pagelet.kernels.sample import sample
 from pagelet.kernels.sample.random import uniforms
@@ -41,7 +41,8 @@ def raw_logits(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
     in place. Ids from `num_tokens` on only pad the vocabulary: at -inf no one can draw them
     (vllm-project/vllm#13175)."""
     logits = logits.to(accumulation_dtype(logits.dtype))
-    logits[:, num_tokens:] = -math.inf
+    if num_tokens < logits.shape[1]:
+        logits[:, num_tokens:] = -math.inf
     return logits
 
 
@@ -58,19 +59,20 @@ def sample_tokens(
     row_index: [num_rows] state rows; positions: [num_rows], the index in its sequence of
     the token to be drawn; masked: waits for the masks of rows that a grammar constrains.
     """
-    params = rows.params[row_index]
-    wanted = np.flatnonzero(params["logprobs"] >= 0)
+    wanted = np.empty(0, np.int64)
+    if rows.with_logprobs:
+        counts = rows.params["logprobs"][row_index]
+        wanted = np.flatnonzero(counts >= 0)
     if len(wanted):
         wanted_device = to_device(wanted, logits.device)
         raw = logits[wanted_device]
     adjust_logits(logits, rows, row_index, positions)
     if masked is not None:
         mask_tokens(logits, *masked())
-    token_ids, broken = _draw(logits, params, positions)
+    token_ids, broken = _draw(logits, rows, row_index, positions)
     logprobs = None
     if len(wanted):
-        counts = params["logprobs"][wanted].tolist()
-        logprobs = token_logprobs(raw, token_ids[wanted_device], counts)
+        logprobs = token_logprobs(raw, token_ids[wanted_device], counts[wanted].tolist())
     return Sampled(token_ids, broken, wanted.tolist(), logprobs)
 
 
@@ -79,14 +81,17 @@ def guess_tokens(
 ) -> torch.Tensor:
     """What each row would draw [num_rows] if these logits were the model's; grammars aside."""
     adjust_logits(logits, rows, row_index, positions)
-    return _draw(logits, rows.params[row_index], positions)[0]
+    return _draw(logits, rows, row_index, positions)[0]
 
 
 def _draw(
-    logits: torch.Tensor, params: ParamsArray, positions: IntArray
+    logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids, and which rows are broken. Work that no row asked for is left out, which changes
     no row's token."""
+    if not rows.drawn:
+        return sample(logits, None, None)
+    params = rows.params[row_index]
     temperature = np.where(params["greedy"], 0.0, params["temperature"])
     max_top_k = int(params["top_k"].max())
 

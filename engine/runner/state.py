@@ -61,7 +61,7 @@ class RequestRows:
         self.params: ParamsArray = np.zeros(max_num_seqs, _PARAMS)
         self.block_tables = [
             np.zeros((max_num_seqs, max_blocks), np.int32) for _ in layout.groups
-        ]  # a group: [max_num_seqs, max_blocks]
+        ]  # a group: [max_num_seqs, max_blocks], 0 beyond a row's own blocks
         self.logit_bias: dict[int, tuple[IntArray, npt.NDArray[np.float64]]] = {}
         """Token ids and what is added to their logits, of the rows that have any."""
         self.allowed_tokens: dict[int, npt.NDArray[np.int32]] = {}
@@ -76,7 +76,15 @@ class RequestRows:
         """What earlier chunks of their prompts add to it."""
         self.adapters: dict[int, LoraAdapter] = {}
         """Of the rows that have one."""
+        self.drawn: set[int] = set()
+        """The rows whose tokens are drawn at a temperature, and these sets' like: a step does
+        nothing of what no row asks for."""
+        self.penalized: set[int] = set()
+        self.with_logprobs: set[int] = set()
+        self.with_prompt_logprobs: set[int] = set()
         self._num_blocks = np.zeros((len(layout.groups), max_num_seqs), np.int64)
+        # Where the device is the host, numpy indexes in a tenth of torch's time.
+        self._host_token_ids = self.token_ids.numpy() if device.type == "cpu" else None
         self._row_of: dict[int, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
@@ -119,9 +127,19 @@ class RequestRows:
 
     def append(self, row_index: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
         """Writes one sampled token a row at its position, without waiting for the device."""
+        if self._host_token_ids is not None:
+            self._host_token_ids[row_index, positions] = token_ids.numpy()
+            return
         device = self.token_ids.device
         where = to_device(row_index, device), to_device(positions, device)
         self.token_ids[where] = token_ids.to(torch.int32)
+
+    def tokens_at(self, row_index: IntArray, positions: IntArray) -> torch.Tensor:
+        """The token ids int64 at these positions of rows, which broadcast, on the device."""
+        if self._host_token_ids is not None:
+            return torch.from_numpy(self._host_token_ids[row_index, positions].astype(np.int64))
+        device = self.token_ids.device
+        return self.token_ids[to_device(row_index, device), to_device(positions, device)].long()
 
     def _drop(self, request_id: int) -> None:
         row = self._row_of.pop(request_id)
@@ -132,6 +150,10 @@ class RequestRows:
         self.pooling.pop(row, None)
         self.pooled.pop(row, None)
         self.adapters.pop(row, None)
+        for asking in (self.drawn, self.penalized, self.with_logprobs, self.with_prompt_logprobs):
+            asking.discard(row)
+        for table, num_blocks in zip(self.block_tables, self._num_blocks[:, row], strict=True):
+            table[row, :num_blocks] = 0
         self._free.append(row)
 
     def _add(self, data: NewRequestData) -> None:
@@ -141,6 +163,7 @@ class RequestRows:
         self.token_ids[row, : len(tokens)] = to_device(tokens, self.token_ids.device)
         self.num_prompt_tokens[row] = data.num_prompt_tokens
         self.params[row] = _params_record(data.params)
+        self._note(row, data.params)
         if data.params.logit_bias:
             ids, biases = zip(*data.params.logit_bias.items(), strict=True)
             self.logit_bias[row] = np.array(ids, np.int64), np.array(biases, np.float64)
@@ -157,6 +180,20 @@ class RequestRows:
             self.pooling[row] = data.pooling
         self._num_blocks[:, row] = 0
         self._append_blocks(row, data.block_ids)
+
+    def _note(self, row: int, params: SamplingParams) -> None:
+        if not params.greedy and params.temperature > 0:
+            self.drawn.add(row)
+        if (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        ):
+            self.penalized.add(row)
+        if params.logprobs is not None:
+            self.with_logprobs.add(row)
+        if params.prompt_logprobs is not None:
+            self.with_prompt_logprobs.add(row)
 
     def _append_blocks(self, row: int, block_ids: Sequence[Sequence[int]]) -> None:
         for group, ids in enumerate(block_ids):

@@ -75,7 +75,11 @@ _SHAPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     ),
     **dict.fromkeys((*_INTEGER_LIMITS, "multipleOf"), _NUMBER),
     **dict.fromkeys(
-        [f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")],
+        [
+            f"{bound}{what}"
+            for bound in ("min", "max")
+            for what in ("Items", "Length", "Properties")
+        ],
         _COUNT,
     ),
 }

@@ -8,7 +8,7 @@ from pagelet.kernels.sample.weights import UNIT, integer_weights
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
-    uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
@@ -22,6 +22,7 @@ def sample(
     first_of_largest = (logits == maximum[:, None]).to(torch.uint8).argmax(dim=-1)
     if temperature is None:
         return first_of_largest, broken
+    assert uniforms is not None
     greedy = temperature == 0.0
     weights = integer_weights(logits, maximum, temperature.masked_fill(greedy, 1.0))
     if min_p is not None:

@@ -11,7 +11,7 @@ from pagelet.kernels.sample import batched
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
-    uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,

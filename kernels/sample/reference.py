@@ -11,7 +11,7 @@ from pagelet.kernels.sample.weights import UNIT, integer_weights
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
-    uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
@@ -21,9 +21,10 @@ def sample(
     """Draws one token id for each row (see `pagelet.kernels.sample` for the definition).
 
     logits: [num_rows, vocab_size] float32 or float64; temperature: [num_rows] float64, each 0 or
-    at least 1e-30, or None if all are 0; uniforms: [num_rows] float64 in [0, 1); min_p, top_p:
-    [num_rows] float64, where 0 and 1 keep all; top_k: [num_rows] int64, where 0 keeps all. A
-    filter that is None is not applied; `max_top_k` is the largest of `top_k`, on the host.
+    at least 1e-30, or None if all are 0, and then uniforms may be None, too: [num_rows] float64 in
+    [0, 1); min_p, top_p: [num_rows] float64, where 0 and 1 keep all; top_k: [num_rows] int64, where
+    0 keeps all. A filter that is None is not applied; `max_top_k` is the largest of `top_k`, on the
+    host.
 
     Returns token ids [num_rows] int64, and which rows are broken [num_rows] bool: those with a
     NaN, a +inf or no finite logit at all. Such a row gets some id of the vocabulary and does not
@@ -39,6 +40,7 @@ def sample(
         if temperature is None or float(temperature[row]) == 0.0:
             chosen.append(logits[row].tolist().index(float(maximum)))
             continue
+        assert uniforms is not None
         at = slice(row, row + 1)
         weights = integer_weights(logits[at], maximum[None], temperature[at])[0].tolist()
         if min_p is not None:

@@ -183,7 +183,7 @@ def sample_kernel(
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
-    uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None,
     *,
     min_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
@@ -196,17 +196,18 @@ def sample(
         logits = logits.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     broken = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    unread = torch.empty(num_rows, dtype=torch.float64, device=logits.device)
 
     def column(values: torch.Tensor | None) -> torch.Tensor:
-        """A column that is not there is some other one, which is not read."""
-        return uniforms if values is None else values.contiguous()
+        """In place of a column that is not there one that is not read."""
+        return unread if values is None else values.contiguous()
 
     launch(
         sample_kernel,
         (num_rows,),
         logits,
         column(temperature),
-        uniforms.contiguous(),
+        column(uniforms),
         column(min_p),
         token_ids if top_k is None else top_k.contiguous(),
         column(top_p),

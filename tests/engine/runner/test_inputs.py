@@ -50,8 +50,8 @@ def test_a_mixed_batch_is_gathered_from_the_rows():
     assert inputs.seq_lens.tolist() == [4, 13]
     assert inputs.samples.tolist() == [False, True]
     full, sliding = inputs.attention
-    assert full.block_table.tolist() == [[1, 0, 0, 0], [5, 6, 7, 11]]
-    assert sliding.block_table.tolist() == [[3, 0, 0, 0], [0, 8, 9, 12]]
+    assert full.block_table.tolist() == [[1, 2, 0, 0], [5, 6, 7, 11]]
+    assert sliding.block_table.tolist() == [[3, 4, 0, 0], [0, 8, 9, 12]]
     assert full.slot_mapping.tolist() == [5, 6, 7, 28, 29, 30, 31, 44]
     assert sliding.slot_mapping.tolist() == [13, 14, 15, 36, 37, 38, 39, 48]
     for group in inputs.attention:
@@ -79,6 +79,20 @@ def test_rows_are_freed_before_new_requests_take_them():
     assert rows.find([2]).tolist() == [0]
     rows.update(plan(dropped=[2]))
     assert len(rows) == 0
+
+
+def test_a_reused_row_keeps_nothing_of_the_request_before():
+    rows = make_rows(max_num_seqs=1)
+    asking = {"temperature": 1.0, "logprobs": 2, "prompt_logprobs": 1, "presence_penalty": 0.5}
+    rows.update(plan([new_request(1, [1] * 12, [[1, 2, 3], [4, 5, 6]], **asking)]))
+    sets = (rows.drawn, rows.penalized, rows.with_logprobs, rows.with_prompt_logprobs)
+    assert sets == ({0}, {0}, {0}, {0})
+    rows.update(plan([new_request(2, [9], [[7], [8]], temperature=0.0)], dropped=[1]))
+    assert sets == (set(), set(), set(), set())
+    assert [table[0].tolist() for table in rows.block_tables] == [
+        [7] + [0] * (rows.block_tables[0].shape[1] - 1),
+        [8] + [0] * (rows.block_tables[1].shape[1] - 1),
+    ]
 
 
 def test_a_row_is_not_taken_twice():
