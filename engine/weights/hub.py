@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SOURCE: Final = re.compile(
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[^@]+\.gguf)?(@(?P<revision>.+))?"
 )
-_TEXT_FILES: Final = [
+TEXT_FILES: Final = [
     "config.json",
     "modules.json",
     "1_Pooling/config.json",
@@ -27,7 +27,7 @@ _TEXT_FILES: Final = [
     "vocab.json",
     "merges.txt",
 ]
-_WEIGHT_FILES: Final = ["*.safetensors", "*.safetensors.index.json"]
+WEIGHT_FILES: Final = ["*.safetensors", "*.safetensors.index.json"]
 # Of a repository's root only, but for sentence-transformers' pooling; `consolidated` is Mistral's
 # second copy of the same weights.
 _IGNORED: Final = ["[!1]*/*", "1[!_]*/*", "consolidated*"]
@@ -50,7 +50,7 @@ def download(
     if file:
         patterns, ignored = [file], []
     else:
-        patterns, ignored = _TEXT_FILES + (_WEIGHT_FILES if weights else []), _IGNORED
+        patterns, ignored = TEXT_FILES + (WEIGHT_FILES if weights else []), _IGNORED
     # Imported here: it takes a third of a second, and most sources don't need it.
     import huggingface_hub
 

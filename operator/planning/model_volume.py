@@ -5,11 +5,18 @@ from typing import Final
 
 from pagelet.operator.planning.objects import Object
 from pagelet.operator.planning.pods import container, scratch_volumes
-from pagelet.protocol.inference_service.commands import model_source
-from pagelet.protocol.inference_service.types import ModelSpec, ModelStorage, Revision
+from pagelet.protocol.inference_service.commands import (
+    Credential,
+    credentials,
+    model_source,
+    s3_environment,
+)
+from pagelet.protocol.inference_service.types import ModelStorage, Revision
+from pagelet.protocol.model_folder import s3_folder
 
 _FOLDER: Final = "/models"
 _VOLUME: Final = "models"
+_DOWNLOADED: Final = ("hf://", "s3://")
 _LOADER_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
@@ -47,16 +54,20 @@ def mount_model(revision: Revision, image: str) -> MountedModel:
     tokenizer = model.tokenizer
     if tokenizer is not None and tokenizer.startswith("pvc://"):
         tokenizer, _ = _on_claim(tokenizer)
-    if any(uri.startswith("hf://") for uri in (source, tokenizer or "")):
+    wanted = [uri if uri and uri.startswith(_DOWNLOADED) else None for uri in (source, tokenizer)]
+    if any(wanted):
         hub = f"{_FOLDER}-hub"
         volumes.append({"name": "hub", **_storage(model.storage or ModelStorage())})
         mounts.append({"name": "hub", "mountPath": hub, "readOnly": True})
-        environment = [
-            {"name": "HF_HOME", "value": hub},
-            # What the loader has checked is what is served, also when the hub is away.
-            {"name": "HF_HUB_OFFLINE", "value": "1"},
-        ]
-        loaders.append(_loader(revision, image, source, tokenizer, hub))
+        loaders.append(_loader(revision, image, wanted[0], wanted[1], hub))
+        if any(uri and uri.startswith("hf://") for uri in wanted):
+            environment = [
+                {"name": "HF_HOME", "value": hub},
+                # What the loader has checked is what is served, also when the hub is away.
+                {"name": "HF_HUB_OFFLINE", "value": "1"},
+            ]
+        source = _downloaded(source, hub)
+        tokenizer = None if tokenizer is None else _downloaded(tokenizer, hub)
     return MountedModel(
         source=source,
         tokenizer=tokenizer,
@@ -82,19 +93,28 @@ def _storage(storage: ModelStorage) -> Object:
     return {"emptyDir": {} if limit is None else {"sizeLimit": str(limit)}}
 
 
-def _loader(revision: Revision, image: str, source: str, tokenizer: str | None, hub: str) -> Object:
+def _downloaded(uri: str, hub: str) -> str:
+    """What a replica serves: the hub's client finds its files by their URI."""
+    return f"{hub}/{s3_folder(uri)}" if uri.startswith("s3://") else uri
+
+
+def _loader(
+    revision: Revision, image: str, source: str | None, tokenizer: str | None, hub: str
+) -> Object:
     """Downloads what is missing, goes on where it stopped, and checks every file's digest."""
     arguments = ["fetch"]
-    if source.startswith("hf://"):
+    if source is not None:
         arguments.append(source)
         if revision.engine.runner == "simulated" or revision.engine.load_format == "dummy":
             arguments.append("--no-weights")
-    if tokenizer is not None and tokenizer.startswith("hf://"):
+    if tokenizer is not None:
         arguments += ["--tokenizer", tokenizer]
     _, scratch = scratch_volumes()
-    environment: list[Object] = [{"name": "HF_HOME", "value": hub}]
-    if (secret := _credentials(revision.model)) is not None:
-        environment.append(secret)
+    values = {"HF_HOME": hub}
+    if buckets := s3_environment(revision.model):
+        values |= {"PAGELET_MODELS": hub, **buckets}
+    environment: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
+    environment += map(_secret, credentials(revision.model))
     return container(
         "fetch-model",
         image,
@@ -105,9 +125,8 @@ def _loader(revision: Revision, image: str, source: str, tokenizer: str | None, 
     )
 
 
-def _credentials(model: ModelSpec) -> Object | None:
-    secret = model.credentials_secret
-    if secret is None:
-        return None
-    reference = {"name": secret.name, "key": secret.key}
-    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
+def _secret(credential: Credential) -> Object:
+    reference: Object = {"name": credential.secret.name, "key": credential.secret.key}
+    if credential.is_optional:
+        reference["optional"] = True
+    return {"name": credential.variable, "valueFrom": {"secretKeyRef": reference}}

@@ -1,6 +1,7 @@
 """From an InferenceService to what runs it: the command line of a replica, and the router's
 configuration. Local mode and the operator share them, so that both run the same."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,8 @@ from pagelet.protocol.inference_service.types import (
     InferenceService,
     ModelSpec,
     Revision,
+    S3Spec,
+    SecretKey,
     SpeculationSpec,
 )
 from pagelet.protocol.router import (
@@ -126,6 +129,44 @@ def _speculation(spec: SpeculationSpec) -> str:
     fields = msgspec.structs.asdict(spec)
     usual = msgspec.structs.asdict(SpeculationSpec(method=spec.method))
     return json.dumps({"method": spec.method} | {k: v for k, v in fields.items() if v != usual[k]})
+
+
+@dataclasses.dataclass(frozen=True)
+class Credential:
+    """Something secret that a download needs."""
+
+    variable: str
+    """Of the environment of who downloads."""
+    secret: SecretKey
+    is_optional: bool = False
+
+
+def credentials(model: ModelSpec) -> list[Credential]:
+    """Of a model's downloads."""
+    secret = model.credentials_secret
+    if secret is None:
+        return []
+    found = []
+    if secret.key is not None:
+        found.append(Credential("HF_TOKEN", SecretKey(name=secret.name, key=secret.key)))
+    if s3_environment(model):
+        for entry in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            key = SecretKey(name=secret.name, key=entry)
+            found.append(Credential(entry, key, is_optional=entry == "AWS_SESSION_TOKEN"))
+    return found
+
+
+def s3_environment(model: ModelSpec) -> dict[str, str]:
+    """Where the bucket of an `s3://` model is, as the environment tells those who download it."""
+    if not any(uri.startswith("s3://") for uri in (model.uri, model.tokenizer or "")):
+        return {}
+    s3 = model.s3 or S3Spec()
+    environment = {"AWS_REGION": s3.region}
+    if s3.endpoint is not None:
+        environment["AWS_ENDPOINT_URL"] = s3.endpoint
+    if s3.anonymous:
+        environment["AWS_SKIP_SIGNATURE"] = "true"
+    return environment
 
 
 def model_source(model: ModelSpec) -> str:

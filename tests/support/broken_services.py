@@ -82,19 +82,60 @@ BROKEN = [
     ),
     Broken(
         "object store",
-        service(model={"uri": "s3://bucket/model"}),
+        service(model={"uri": "gs://bucket/model"}),
         "spec.model.uri",
-        "s3://bucket/model is no model that can be loaded: write hf://ORG/NAME, "
-        "hf://ORG/NAME/FILE.gguf, pvc://CLAIM/PATH, file:///PATH or package://NAME. A revision "
-        "goes to the field of that name; a model in an object store to a PersistentVolumeClaim "
-        "first",
+        "gs://bucket/model is no model that can be loaded: write hf://ORG/NAME, "
+        "hf://ORG/NAME/FILE.gguf, s3://BUCKET/FOLDER, s3://BUCKET/FILE.gguf, pvc://CLAIM/PATH, "
+        "file:///PATH or package://NAME. A revision goes to the field of that name",
+    ),
+    Broken(
+        "a bucket without a folder",
+        service(model={"uri": "s3://bucket/"}),
+        "spec.model.uri",
+        "s3://bucket/ is no model that can be loaded: write hf://ORG/NAME, "
+        "hf://ORG/NAME/FILE.gguf, s3://BUCKET/FOLDER, s3://BUCKET/FILE.gguf, pvc://CLAIM/PATH, "
+        "file:///PATH or package://NAME. A revision goes to the field of that name",
+    ),
+    Broken(
+        "a token for a bucket",
+        service(model={"uri": "s3://bucket/model", "credentialsSecret": {"name": "a", "key": "b"}}),
+        "spec.model.credentialsSecret.key",
+        "is the entry with the token of hf:// models: give it for them, and leave it out for "
+        "s3:// models, whose entries are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    Broken(
+        "a token that is not named",
+        service(model={"uri": URI, "credentialsSecret": {"name": "a"}}),
+        "spec.model.credentialsSecret.key",
+        "is the entry with the token of hf:// models: give it for them, and leave it out for "
+        "s3:// models, whose entries are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    Broken(
+        "credentials for a public bucket",
+        service(
+            model={
+                "uri": "s3://bucket/model",
+                "s3": {"anonymous": True},
+                "credentialsSecret": {"name": "a"},
+            }
+        ),
+        "spec.model.credentialsSecret",
+        "only hf:// models, and s3:// models of buckets that are not public, are downloaded with "
+        "credentials: leave it out",
+    ),
+    Broken(
+        "a bucket of no model",
+        service(model={"uri": URI, "s3": {"region": "eu-central-1"}}),
+        "spec.model.s3",
+        "only s3:// models are in a bucket: leave it out",
     ),
     Broken(
         "tokenizer",
         service(model={"uri": URI, "tokenizer": "gpt2"}),
         "spec.model.tokenizer",
         "gpt2 is no tokenizer that can be loaded: write hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, "
-        "pvc://CLAIM/PATH, file:///PATH or package://NAME",
+        "s3://BUCKET/FOLDER, s3://BUCKET/FILE.gguf, pvc://CLAIM/PATH, file:///PATH or "
+        "package://NAME",
     ),
     Broken(
         "tokenizer's claim",
@@ -113,13 +154,14 @@ BROKEN = [
         "credentials",
         service(model={"uri": "package://a", "credentialsSecret": {"name": "a", "key": "b"}}),
         "spec.model.credentialsSecret",
-        "only hf:// models are downloaded with a token: leave it out",
+        "only hf:// models, and s3:// models of buckets that are not public, are downloaded with "
+        "credentials: leave it out",
     ),
     Broken(
         "storage",
         service(model={"uri": "package://a", "storage": {"claim": "a"}}),
         "spec.model.storage",
-        "only hf:// models are downloaded: leave it out",
+        "only hf:// and s3:// models are downloaded: leave it out",
     ),
     Broken(
         "two storages",
@@ -365,5 +407,15 @@ SOUND = [
     ),
     service(name="sound", model={"uri": "package://a/b.gguf"}),
     service(name="sound", engine={"tensorParallelSize": 2, "nodes": 2}),
+    service(
+        name="sound",
+        model={
+            "uri": "s3://bucket/folder/model/",
+            "tokenizer": "s3://bucket/folder/b.gguf",
+            "s3": {"endpoint": "https://minio.storage.svc:9000", "region": "eu-central-1"},
+            "credentialsSecret": {"name": "bucket"},
+            "storage": {"claim": "models"},
+        },
+    ),
     service(name="sound", model={"uri": "file:///models/a", "tokenizer": "hf://org/name"}),
 ]

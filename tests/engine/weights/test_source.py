@@ -100,7 +100,7 @@ WRONG: list[tuple[str, str]] = [
     ("./org/name", r"no such file or folder; give hf://ORG/NAME"),
     ("model.gguf", r"model.gguf: no such file or folder"),
     ("", "empty source"),
-    ("s3://bucket/model", "unknown kind of source; give hf://ORG/NAME"),
+    ("gs://bucket/model", "unknown kind of source; give hf://ORG/NAME"),
     ("file://server/model", "file:///PATH"),
     ("~no-such-user/model", "cannot be read"),
     ("x" * 5000, "cannot be read: .*too long"),
