@@ -46,6 +46,7 @@ class Operator:
         command += ["--own-namespace", "default", "--host", "127.0.0.1", "--port", str(self._port)]
         environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
         self.began = time.monotonic()
+        self._log = log
         with log.open("ab") as output:
             self._process = psutil.Popen(command, env=environment, stdout=output, stderr=output)
 
@@ -54,6 +55,11 @@ class Operator:
         if self._process.is_running():
             self._process.terminate()
             self._process.wait(60)
+
+    def check(self) -> None:
+        """Raises if it has ended."""
+        if not self._process.is_running() or self._process.status() == psutil.STATUS_ZOMBIE:
+            raise SystemExit(f"the operator has ended: {self._log.read_text().splitlines()[-1]}")
 
     def metric(self, name: str) -> float:
         """0 while it does not answer."""
@@ -138,6 +144,7 @@ async def measure(kubeconfig: Path, count: int, log: Path) -> None:
     running = asyncio.create_task(run_pods(api))
 
     async def all_serve() -> bool:
+        operator.check()
         services, _ = await api.list_all(SERVICES, None)
         done = sum(condition(found, "Ready").get("reason") == "Serving" for found in services)
         return bool(done == count)

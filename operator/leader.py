@@ -15,7 +15,9 @@ from pagelet.operator.kube.resources import LEASES, Object
 
 LEASE_NAME: Final = "pagelet-operator"
 DURATION_SECONDS: Final = 15
-_RENEW_SECONDS: Final = 5
+_RENEW_SECONDS: Final = 2
+_TRY_SECONDS: Final = 5
+"""One slow answer of the API server leaves time for another try."""
 _GIVE_UP_SECONDS: Final = 10
 """Without a renewal for so long the holder stops acting, before another may begin."""
 
@@ -42,7 +44,7 @@ class Leader:
         while True:
             if await self._try():
                 break
-            await asyncio.sleep(_RENEW_SECONDS / 2)
+            await asyncio.sleep(_RENEW_SECONDS)
         self.holds = True
         log.info("%s acts from now on", self._identity)
         acting = asyncio.ensure_future(act())
@@ -79,7 +81,7 @@ class Leader:
     async def _try(self) -> bool:
         """Takes or renews the Lease; whether it is ours."""
         try:
-            async with asyncio.timeout(_GIVE_UP_SECONDS / 2):
+            async with asyncio.timeout(_TRY_SECONDS):
                 return await self._take()
         except Conflict:
             return False  # someone was faster
