@@ -1,9 +1,11 @@
 """A request's tokens and logprobs do not depend on what shares its steps: any mix of arrivals,
-chunks, prefix hits, preemptions, drafts and aborts gives what the request gives alone. In float64,
-so that rounding can neither hide a fault nor make one; and on the CPU library in every format that
-it has, since there a row's bits are the same whatever shares its step."""
+chunks, prefix hits, preemptions, drafts, adapters and aborts gives what the request gives alone. In
+float64, so that rounding can neither hide a fault nor make one; and on the CPU library in every
+format that it has, since there a row's bits are the same whatever shares its step."""
 
 import functools
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,12 @@ from pagelet.engine.core.core import EngineCore
 from pagelet.engine.executor.inproc import InprocExecutor
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.weights.hf_config import model_config_from_hf
+from pagelet.protocol.config import LoraOptions
 from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.protocol.speculation import SpeculationOptions
+from support.adapters import random_adapter
 from support.tiny_models import TINY, tiny_options
 
 MAX_MODEL_LEN = 96
@@ -65,6 +70,24 @@ def model_config(kind: str) -> Any:
     )
 
 
+FOLDER = tempfile.TemporaryDirectory(prefix="pagelet-adapters-")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder_goes_with_the_tests():
+    yield
+    FOLDER.cleanup()
+
+
+@functools.cache
+def adapters(kind: str) -> list[LoraAdapter]:
+    """Of different ranks; more than a step may have."""
+    return [
+        random_adapter(Path(FOLDER.name) / f"{kind}-{seed}", model_config(kind), seed, rank)
+        for seed, rank in enumerate((3, 8, 1))
+    ]
+
+
 def make_core(
     kind: str,
     numerics: str,
@@ -75,6 +98,7 @@ def make_core(
     torch.set_num_threads(1)
     options = tiny_options(num_blocks=num_blocks, load_format="dummy")
     options.speculation = speculation
+    options.lora = LoraOptions(enabled=True, max_loras=2, max_cpu_loras=2)
     if numerics != "float64":
         options.cache.block_size = 16
         dtype, quantization, kv_cache_dtype = NUMERICS[numerics]
@@ -86,7 +110,7 @@ def make_core(
     return EngineCore(options, executor, MAX_MODEL_LEN)
 
 
-def make_request(request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
+def make_request(kind: str, request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
         external_id=str(request_id),
@@ -94,6 +118,7 @@ def make_request(request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
         params=SamplingParams(**wanted["params"]),
         eos_token_ids=[1],
         priority=wanted["priority"],
+        lora=None if wanted["adapter"] is None else adapters(kind)[wanted["adapter"]],
     )
 
 
@@ -101,7 +126,7 @@ def make_request(request_id: int, wanted: dict[str, Any]) -> EngineCoreRequest:
 def alone(kind: str, numerics: str, frozen: str) -> EngineCoreOutput:
     """One request's whole answer."""
     core = make_core(kind, numerics, 200, async_scheduling=False, max_num_batched_tokens=256)
-    core.add(make_request(0, eval(frozen)))
+    core.add(make_request(kind, 0, eval(frozen)))
     outputs = []
     try:
         while core.has_work:
@@ -155,6 +180,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
             "prompt": (head if draw(st.booleans()) else []) + draw(tails),
             "params": draw(sampling()),
             "priority": draw(st.integers(0, 1)),
+            "adapter": draw(st.sampled_from([None, None, 0, 1, 2])),
         }
         for _ in range(draw(st.integers(1, 6)))
     ]
@@ -199,7 +225,7 @@ def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]
         while core.has_work or step <= 9:
             for index, wanted in enumerate(work["requests"]):
                 if work["arrives"][index] == step:
-                    core.add(make_request(index, wanted))
+                    core.add(make_request(kind, index, wanted))
                 if work["aborted"][index] == step:
                     core.abort([index])
             if core.has_work:
@@ -226,6 +252,23 @@ def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
+def test_the_adapters_change_answers(kind: str) -> None:
+    """Likewise."""
+    logprobs = set()
+    for adapter in (None, 0, 1, 2):
+        wanted = {
+            "prompt": [5, 7, 8],
+            "params": {"max_tokens": 1, "temperature": 0.0, "logprobs": 2},
+            "priority": 0,
+            "adapter": adapter,
+        }
+        answer = alone(kind, "float64", repr(wanted))
+        assert answer.logprobs is not None
+        logprobs.add(round(answer.logprobs[0].logprobs[0], 3))
+    assert len(logprobs) == 4
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
 def test_the_tiny_models_look_at_their_context(kind: str) -> None:
     """Else the test above could not fail."""
     logprobs = []
@@ -234,6 +277,7 @@ def test_the_tiny_models_look_at_their_context(kind: str) -> None:
             "prompt": [first, 7, 8],
             "params": {"max_tokens": 4, "temperature": 0.0, "logprobs": 2},
             "priority": 0,
+            "adapter": None,
         }
         answer = alone(kind, "float64", repr(wanted))
         assert answer.logprobs is not None

@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.weights.adapter_config import adapter_modules, read_adapter
+from pagelet.protocol.lora import LoraAdapter
+
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
@@ -41,3 +45,19 @@ def save_adapter(
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings | config))
     return merged
+
+
+def random_adapter(
+    folder: Path, config: ModelConfig, seed: int, rank: int, scale: float = 0.3
+) -> LoraAdapter:
+    """An adapter of every projection that may have one, large enough to change answers."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (out_size, in_size) in adapter_modules(config).items():
+        name = f"base_model.model.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, in_size, generator=generator) * scale
+        tensors[f"{name}.lora_B.weight"] = torch.randn(out_size, rank, generator=generator) * scale
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"lora_alpha": rank}))
+    return read_adapter(f"adapter {seed}", folder, config, rank)

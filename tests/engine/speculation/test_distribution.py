@@ -7,6 +7,8 @@ import torch
 
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.executor.inproc import InprocExecutor
+from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.runner.draft_model import DraftSource
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from pagelet.protocol.engine import EngineCoreOutput, EngineCoreRequest
@@ -20,17 +22,30 @@ _VALUE_AT_1E_4 = 31.8
 """Of the chi-square distribution with 8 degrees of freedom."""
 
 
-@pytest.fixture(scope="module")
-def core():
+NGRAM = SpeculationOptions(
+    method="ngram", num_speculative_tokens=2, prompt_lookup_min=1, adaptive=False
+)
+DRAFT = SpeculationOptions(
+    method="draft_model", model="tiny", num_speculative_tokens=2, adaptive=False
+)
+
+
+def llama(num_layers: int) -> ModelConfig:
+    raw = {**TINY, "num_hidden_layers": num_layers, "architectures": ["LlamaForCausalLM"]}
+    return model_config_from_hf(raw)
+
+
+@pytest.fixture(scope="module", params=[NGRAM, DRAFT], ids=["ngram", "draft_model"])
+def core(request):
     torch.set_num_threads(1)
-    config = model_config_from_hf({**TINY, "architectures": ["LlamaForCausalLM"]})
     options = tiny_options(num_blocks=300, load_format="dummy")
     options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens = 48, 1024
     options.scheduler.max_step_seconds = 100.0
-    options.speculation = SpeculationOptions(
-        method="ngram", num_speculative_tokens=2, prompt_lookup_min=1, adaptive=False
-    )
-    core = EngineCore(options, InprocExecutor(lambda: ModelRunner(options, config, None, 96)), 96)
+    options.speculation = request.param
+    # Another model, so that its drafts are wrong often enough.
+    draft = DraftSource(llama(1), None) if request.param is DRAFT else None
+    executor = InprocExecutor(lambda: ModelRunner(options, llama(2), None, 96, draft=draft))
+    core = EngineCore(options, executor, 96)
     yield core
     core.close()
 
