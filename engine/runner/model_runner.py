@@ -51,7 +51,13 @@ from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprob
 from pagelet.engine.runner.results import LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
-from pagelet.engine.runner.worst_step import NUM_BLOCKS, measurable, peak_bytes, worst_step
+from pagelet.engine.runner.worst_step import (
+    NUM_BLOCKS,
+    measurable,
+    peak_bytes,
+    warm_up_sizes,
+    worst_step,
+)
 from pagelet.engine.step import (
     MAX_DRAFT_TOKENS,
     RunnerInfo,
@@ -144,6 +150,8 @@ class ModelRunner:
             stage("measuring the largest step")
             use_cache(NUM_BLOCKS)
             activations = self._measure_worst_step()
+            stage("compiling kernels")
+            self._warm_up()
             if graphs is not None:
                 activations += graph_bytes(sizes, self._measure_decode(sizes[-1]))
         else:
@@ -209,6 +217,18 @@ class ModelRunner:
         )
         self._rows.update(after)
         return peak
+
+    def _warm_up(self) -> None:
+        """Has kernels compiled for steps of all sizes. All ranks run it."""
+        limits, longest = self._options.scheduler, max(1, self._max_model_len - 1)
+        for tokens in warm_up_sizes(limits.max_num_batched_tokens):
+            requests = min(limits.max_num_seqs, -(-tokens // longest))
+            scheduler = SchedulerOptions(max_num_seqs=requests, max_num_batched_tokens=tokens)
+            plan, after = worst_step(
+                scheduler, self._max_model_len, self.layout, self._options.cache.block_size
+            )
+            self.execute(plan)
+            self._rows.update(after)
 
     def _measure_worst_step(self) -> int:
         """What the largest step needs beside weights and KV cache, in bytes. All ranks run it."""

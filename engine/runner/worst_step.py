@@ -65,6 +65,13 @@ def worst_step(
     return plan, SchedulerOutput(0, [], [], list(range(num_requests)), 0)
 
 
+def warm_up_sizes(max_tokens: int) -> list[int]:
+    """Numbers of tokens, ascending, of steps to run before requests come: powers of two, and the
+    largest. Kernels choose tiles by the number of rows, and of a mixture by those of an expert, and
+    are compiled when they first run, for which no request should wait."""
+    return sorted({1 << power for power in range(max_tokens.bit_length())} | {max_tokens})
+
+
 def measurable(device: torch.device) -> bool:
     """Whether to run it: on a CPU it takes seconds, and would be most of the start."""
     return device.type == "cuda"

@@ -17,7 +17,7 @@ from pagelet.engine.runner import memory, model_runner
 from pagelet.engine.runner.graphs import graph_bytes
 from pagelet.engine.runner.memory import out_of_memory_named, read_device_memory
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.runner.worst_step import worst_step
+from pagelet.engine.runner.worst_step import warm_up_sizes, worst_step
 from pagelet.protocol.config import CpuOptions, EngineOptions, SchedulerOptions
 from support.fake_graphs import FakeGraphs
 from support.hand_scheduler import HandScheduler
@@ -107,7 +107,18 @@ def test_the_cache_gets_what_the_measured_steps_leave(
         return 20 * MIB if len(ran) == 1 else MIB
 
     monkeypatch.setattr(model_runner, "peak_bytes", peak_bytes)
+    sizes = []
+
+    def execute(runner: ModelRunner, plan: Any) -> Any:
+        sizes.append(plan.num_tokens)
+        return runner.launch(plan).result()
+
+    monkeypatch.setattr(ModelRunner, "execute", execute)
     runner = ModelRunner(options, config, None, 128, graphs=graphs)
+    most = options.scheduler.max_num_batched_tokens
+    assert sizes[0] == most, "the largest step comes first: it may not fit"
+    assert sizes[1:] == warm_up_sizes(most)
+    assert {1, 2, 16, most} <= set(sizes)
     assert len(ran) == (1 if graphs is None else 2)
     assert len(runner._rows) == 0, "the rows of the measured step are free"
     room = 48 * MIB - runner._model.weight_bytes - 20 * MIB
