@@ -1,5 +1,7 @@
-"""HTTP's protocol with a bound on what a client may send before its request has even begun."""
+"""HTTP's protocol with bounds on what a client may send before its request has even begun, and on
+how long it may take."""
 
+import asyncio
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -12,10 +14,13 @@ _MOST_BYTES: Final = 64 << 10
 
 class BoundedHeadProtocol(HttpToolsProtocol):
     """Neither uvicorn nor httptools bounds headers: a client without any key could fill the
-    memory with one request. What is longer than 64 KiB, and what came in the same read, gets a
-    400 and the connection is closed. And of requests that are sent together uvicorn tells only the
-    last one that its client went away: here the one that runs is told."""
+    memory with one request. What is longer than 64 KiB gets a 400 and the connection is closed.
+    It is closed, too, when for 75 s nothing comes of a request that has begun, or no first request
+    comes. And of requests that are sent together uvicorn tells only the last one that its client
+    went away: here the one that runs is told."""
 
+    stall_seconds = 75.0
+    """As long as an idle connection is kept between two requests."""
     _running: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the last one that came, perhaps behind it."""
     _in_head = True
@@ -25,10 +30,20 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.parser: Http1Parser = Http1Parser(self)  # type: ignore[assignment]
+        self._stall: asyncio.TimerHandle | None = None
+        self._received = 0.0
+        """When something came last, on the event loop's clock."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Of asyncio's protocol."""
+        super().connection_made(transport)
+        self._received = self.loop.time()
+        self._watch(self.stall_seconds)
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio's protocol."""
         was_in_head, self._began = self._in_head, False
+        self._received = self.loop.time()
         super().data_received(data)
         if not (was_in_head and self._in_head) or self.transport.is_closing():
             return
@@ -40,6 +55,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio's protocol."""
         super().connection_lost(exc)
+        self._unwatch()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -48,10 +64,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Of httptools' parser."""
         super().on_message_begin()
         self._in_head, self._began, self._head_bytes = True, True, 0
+        if self._stall is None:
+            self._watch(self.stall_seconds)
 
     def on_headers_complete(self) -> None:
-        """Of httptools' parser."""
+        """Of httptools' parser. What this raises is answered with a 400."""
         self._in_head = False
+        if sum(len(name) + len(value) for name, value in self.headers) > _MOST_BYTES:
+            raise ValueError("headers are too long")
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -62,4 +82,22 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Of httptools' parser."""
         if not self.parser.is_cut:
+            self._unwatch()
             super().on_message_complete()
+
+    def _watch(self, seconds: float) -> None:
+        self._stall = self.loop.call_later(seconds, self._end_if_stalled)
+
+    def _unwatch(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _end_if_stalled(self) -> None:
+        left = self._received + self.stall_seconds - self.loop.time()
+        if self.flow.read_paused:  # it is we who do not read
+            self._watch(self.stall_seconds)
+        elif left > 0:
+            self._watch(left)
+        else:
+            self.transport.close()

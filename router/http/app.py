@@ -246,7 +246,7 @@ class RouterApp:
 
 
 def _check_method(exchange: Exchange, method: str) -> None:
-    if exchange.method != method:
+    if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
         raise ApiError(
             405,
             f"Method Not Allowed: {exchange.method} {exchange.path[:200]}",

@@ -261,3 +261,12 @@ async def test_what_a_replica_refuses_is_passed_on_as_it_is(routed) -> None:
         assert isinstance(response, httpx.Response)
         assert response.headers["x-own"] == "yes"
         assert response.json()["error"]["code"] == "too_long"
+
+
+async def test_probes_may_ask_for_the_head_alone(routed) -> None:
+    async with routed() as fleet:
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            whole, head = await fleet.client.get(path), await fleet.client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        assert (await fleet.client.head("/v1/completions")).status_code == 405

@@ -1,0 +1,100 @@
+"""Clients that send too much of a head, or too little of anything."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from pagelet.process import bounded_head
+from pagelet.process.bounded_head import BoundedHeadProtocol
+from pagelet.process.http_server import HTTPServer
+
+ASK = b"POST / HTTP/1.1\r\nHost: h\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(stall_seconds=0.3):
+    """The port of a server, and how the requests to it ended: by their answer or their client."""
+    ends = []
+    protocol = type("Hasty", (BoundedHeadProtocol,), {"stall_seconds": stall_seconds})
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                ends.append("gone")
+                return
+            more = message["more_body"]
+        await asyncio.sleep(1.2 * stall_seconds)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        ends.append("answered")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = HTTPServer(app, protocol)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        try:
+            yield listener.getsockname()[1], ends
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def exchange(port, *parts, pause=0.0):
+    """All that comes back until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause)
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param([b"X: %b\r\n\r\n" % (b"a" * bounded_head._MOST_BYTES)], id="in one read"),
+        pytest.param([b"X%d: %b\r\n" % (i, b"a" * 9000) for i in range(9)], id="endless"),
+        pytest.param([b"".join(b"X%d:\r\n" % i for i in range(20_000)) + b"\r\n"], id="many"),
+    ],
+)
+async def test_a_head_that_is_too_long_gets_400(head) -> None:
+    async with serving() as (port, ends):
+        data = await exchange(port, ASK, *head, pause=0.01)
+        assert data == b"" or data.startswith(b"HTTP/1.1 400 ")
+        assert not ends
+
+
+@pytest.mark.parametrize(
+    ("sent", "ended"),
+    [
+        pytest.param(b"", [], id="nothing"),
+        pytest.param(ASK, [], id="half a head"),
+        pytest.param(ASK + b"Content-Length: 9\r\n\r\nabc", ["gone"], id="half a body"),
+    ],
+)
+async def test_who_sends_no_more_is_let_go(sent, ended) -> None:
+    async with serving() as (port, ends):
+        assert await exchange(port, sent) == b""
+        assert ends == ended
+
+
+async def test_who_is_slow_or_waits_is_not() -> None:
+    whole = ASK + b"Content-Length: 5\r\nConnection: close\r\n\r\nabcde"
+    parts = [whole[i : i + 15] for i in range(0, len(whole), 15)]
+    async with serving(stall_seconds=2.0) as (port, ends):
+        data = await exchange(port, *parts, pause=2.5 / len(parts))
+        assert data.startswith(b"HTTP/1.1 200 OK")
+        assert ends == ["answered"]
