@@ -10,7 +10,7 @@ from pagelet.local.command import Command
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.process.backoff import CrashBackoff
-from pagelet.process.child import EXIT_CONFIGURATION
+from pagelet.process.child import EXIT_CONFIGURATION, EXIT_USAGE
 from pagelet.process.proc import describe_exit
 
 _STARTING_POLL_SECONDS = 0.1
@@ -149,7 +149,7 @@ class Server:
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         last_words = self.explain(last_line.removeprefix("Error: ")) if returncode > 0 else ""
         self.reason = last_words or ended
-        if returncode == EXIT_CONFIGURATION:
+        if returncode in (EXIT_CONFIGURATION, EXIT_USAGE):
             log.error("%s: cannot work: %s", self.name, self.reason)
             self._set_phase(Phase.FAILED)
             await self._stopping.wait()

@@ -24,6 +24,8 @@ from pagelet.process.proc import kill_group, set_parent_death_signal
 EXIT_CONFIGURATION = 78
 """Exit code of a child whose configuration cannot work (EX_CONFIG of sysexits.h): starting it
 again would not help."""
+EXIT_USAGE = 2
+"""Exit code of a command that does not take its options: nor would it help here."""
 
 T = TypeVar("T")
 

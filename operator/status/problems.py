@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from pagelet.operator.kube.resources import Object
 
-EXIT_CONFIGURATION: Final = 78
-"""Exit code of `pagelet serve`: starting it again would not help."""
+_REFUSED: Final = (78, 2)
+"""Exit codes of `pagelet serve`, the second for options that it does not take: starting it again
+would not help."""
 _WAITING: Final = {
     "ImagePullBackOff",
     "ErrImagePull",
@@ -94,7 +95,7 @@ def _container_problem(pod: str, container: Object) -> Problem | None:
         return Problem("OutOfMemory", f"pod {pod}: {limit}engine takes (kvCache, maxNumSeqs)")
     if container["name"] == "fetch-model":
         return Problem("ModelUnavailable", f"pod {pod}: {words or 'the download failed'}")
-    if last["exitCode"] == EXIT_CONFIGURATION:
+    if last["exitCode"] in _REFUSED:
         return Problem("ConfigurationRefused", f"pod {pod}: {words}")
     advice = words or f"see kubectl logs {pod} -c {container['name']} --previous"
     return Problem("Crashing", f"pod {pod}: exit code {last['exitCode']}: {advice}")

@@ -212,6 +212,18 @@ BROKEN = {
         f"{SERVICE}  resources: {{memory: 4GB}}\n",
         "6: spec.resources.memory: is '4GB'; it takes a quantity, such as 4, 500m or 8Gi",
     ),
+    "less than no memory": (
+        f"{SERVICE}  resources: {{memory: -4}}\n",
+        "6: spec.resources.memory: is -4; it takes at least 0",
+    ),
+    "less than no core": (
+        f"{SERVICE}  resources: {{cpu: -1}}\n",
+        "6: spec.resources.cpu: is -1; it takes at least 0",
+    ),
+    "less than no replica more": (
+        f"{SERVICE}  rollout: {{maxSurge: -1}}\n",
+        "6: spec.rollout.maxSurge: is -1; it takes at least 0",
+    ),
     "no finite number": (
         f"{SERVICE}  router: {{boundedLoad: .inf}}\n",
         "6: spec.router.boundedLoad: is inf; it takes a finite number",

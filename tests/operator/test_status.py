@@ -177,6 +177,11 @@ def test_scaled_to_zero() -> None:
             "pod agent-1: a KV cache of 5 GiB does not fit",
         ),
         (crashed(78, "loading\nError: no such model\n"), "ConfigurationRefused", "no such model"),
+        (
+            crashed(2, "Usage: a\n\nError: No such option: --older"),
+            "ConfigurationRefused",
+            "No such option: --older",
+        ),
         (crashed(1, ""), "Crashing", "exit code 1: see kubectl logs agent-1 -c agent --previous"),
         (crashed(137, "", reason="OOMKilled"), "OutOfMemory", "raise resources.memory"),
         (
