@@ -101,6 +101,8 @@ def read_groups(sets: Iterable[Object], pods: Iterable[Object]) -> dict[str, lis
         metadata = made["metadata"]
         labels, annotations = metadata["labels"], metadata.get("annotations") or {}
         revision, index = _place(made)
+        if not index.isdecimal():
+            continue  # someone took its label, which comes back when it is applied again
         members = annotations.get(MEMBERS_ANNOTATION)
         groups[revision].append(
             Group(
@@ -150,4 +152,4 @@ def _place(made: Object) -> tuple[str, str]:
 def numbers_of(pods: Iterable[Object], revision: str) -> set[int]:
     """Of the groups that a revision's pods belong to."""
     places = map(_place, pods)
-    return {int(index) for found, index in places if found == revision and index}
+    return {int(index) for found, index in places if found == revision and index.isdecimal()}

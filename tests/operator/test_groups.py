@@ -158,6 +158,15 @@ def test_numbers_whose_pods_are_not_gone_are_not_given_again() -> None:
     assert choose([], taken, 2, NEW, Rollout()).current == (1, 3)
 
 
+def test_what_lost_its_label_is_no_group_and_keeps_none_from_coming() -> None:
+    stripped = stateful_set(0)
+    del stripped["metadata"]["labels"]["pagelet.dev/group"]
+    assert read_groups([stripped], []) == {}
+    lost = pod(0, 0)
+    lost["metadata"]["labels"]["pagelet.dev/group"] = "x"
+    assert numbers_of([lost], "stable") == set()
+
+
 def test_a_long_name_leaves_room_for_what_kubernetes_adds_to_it() -> None:
     names = {group_name("n" * 50, revision, 123) for revision in ("stable", "canary")}
     assert len(names) == 2
