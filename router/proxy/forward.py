@@ -21,7 +21,7 @@ from pagelet.router.replicas.replica import Replica
 from pagelet.router.routing.fleet import Ticket
 from pagelet.router.routing.types import RouteRequest
 from pagelet.router.upstream.client import ConnectFailed, Response, UpstreamTimeout
-from pagelet.router.upstream.connection import Headers, UpstreamError
+from pagelet.router.upstream.connection import ConnectionLost, Headers, UpstreamError
 
 _WHOLE_ANSWER_SECONDS: Final = 3600.0
 """For an answer that does not stream, and so begins when it is finished."""
@@ -270,7 +270,7 @@ class Forwarding:
 
     async def _pass_on(self, opened: _Opened) -> None:
         response = opened.response
-        content_type = response.header(b"content-type") or b""
+        content_type = (response.header(b"content-type") or b"").lower()
         if self._exchange.status and response.status != 200:
             body = await response.read_all(self._options.idle_timeout)
             raise _error_of(response, body)  # the stream cannot go on
@@ -302,6 +302,8 @@ class Forwarding:
             if journal is not None and journal.num_tokens != tokens:
                 ticket.on_tokens(journal.num_tokens - tokens, time.monotonic())
                 tokens = journal.num_tokens
+        if not exchange.status:
+            raise ConnectionLost("the stream ended before its first event", begun=True)
         self.counts = read_usage(tail)
         await exchange.end()
 

@@ -13,6 +13,7 @@ import httptools
 
 Headers = list[tuple[bytes, bytes]]
 
+_LAST_STATUS = 599
 _MOST_HEAD_BYTES = 256 << 10
 """Of an answer's status line and headers."""
 
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
                 raise MalformedAnswer("the head of the answer does not end", begun=True)
             self._deliver(self._receiver)
         except httptools.HttpParserError as error:
-            self._finish(MalformedAnswer(f"{error} in {data[:100]!r}", begun=True))
+            self._finish(MalformedAnswer(str(error), begun=True))
         except httptools.HttpParserUpgrade:  # to what nobody asked for
             self._finish(MalformedAnswer("the server switched protocols", begun=True))
         except Exception as error:  # whatever the receiver finds wrong ends the request
@@ -170,6 +171,8 @@ class Connection(asyncio.Protocol):
     def _deliver(self, receiver: Receiver) -> None:
         if self._head_is_new:
             self._head_is_new = False
+            if self._status > _LAST_STATUS:
+                raise MalformedAnswer(f"there is no HTTP status {self._status}", begun=True)
             receiver.on_head(self._status, self._headers)
         if self._body:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -149,6 +149,39 @@ async def test_a_replica_gets_no_requests_while_it_says_so(routed) -> None:
         assert asked(fleet) == [1, 6]
 
 
+def bare(data):
+    """An answer as bytes."""
+
+    async def answer(asked):
+        asked.writer.write(data)
+        await asked.writer.drain()
+
+    return answer
+
+
+@pytest.mark.parametrize("pagelet", [False, True])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(stream(), id="a stream of nothing"),
+        pytest.param(bare(b"HTTP/1.1 600 x\r\nContent-Length: 0\r\n\r\n"), id="no status"),
+        pytest.param(bare(b"HTTP/1.1 200 x\r\nsecret words"), id="no HTTP"),
+    ],
+)
+async def test_what_is_no_answer_is_asked_of_the_next(routed, pagelet, odd) -> None:
+    good = stream(b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n")
+    made = [ScriptedReplica(pagelet=pagelet) for _ in range(2)]
+    made[0].answer, made[1].answer = odd, good
+    async with routed(*made) as fleet:
+        answers = [await fleet.post({"stream": True}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert all(answer.content.endswith(b"data: [DONE]\n\n") for answer in answers)
+        made[1].answer = odd
+        failed = await fleet.post({"stream": True})
+        assert failed.status_code == 502
+        assert "secret" not in failed.text
+
+
 async def test_failures_in_a_row_open_the_breaker(routed) -> None:
     options = {"breaker_failures": 3}
     async with routed(*replicas(error(500, "internal"), whole(GOOD)), **options) as fleet:

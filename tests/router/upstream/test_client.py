@@ -81,6 +81,7 @@ async def test_the_request_is_whole_and_headers_come_in_lower_case() -> None:
         pytest.param([STREAM_HEAD, b"5\r\nab", b""], ConnectionLost, id="closed in a chunk"),
         pytest.param([STREAM_HEAD, b"zz\r\n"], MalformedAnswer, id="no chunk"),
         pytest.param([b"SSH-2.0-OpenSSH\r\n"], MalformedAnswer, id="no HTTP"),
+        pytest.param([b"HTTP/1.1 600 x\r\n\r\n"], MalformedAnswer, id="no status"),
         pytest.param(
             [OK[:17], *[b"X-A: %b\r\n" % (b"a" * 1000)] * 300], MalformedAnswer, id="all head"
         ),
