@@ -89,7 +89,7 @@ class LinearWeight:
             if self._packing is not None:
                 self.packed = list(_pack(parts, self._packing))
                 return
-            self.products = _join(_keep(part, self._placement) for part in parts)
+            self.products = _join(keep(part, self._placement) for part in parts)
             first = self.products[0]
             if len(self.products) == 1 and isinstance(first, torch.Tensor):
                 self.products, self.tensor = [], first
@@ -124,7 +124,7 @@ def _pack(parts: Sequence[StoredTensor], packing: Packing) -> Iterator[PackedLin
             yield concatenate(list(same)).pack()
 
 
-def _keep(part: StoredTensor, placement: Placement) -> torch.Tensor | GroupedWeight:
+def keep(part: StoredTensor, placement: Placement) -> torch.Tensor | GroupedWeight:
     """A part on its device: rounded as asked for, or quantised if it can stay so exactly."""
     if placement.rounding is not None:
         floats = as_floats(part, torch.float32)

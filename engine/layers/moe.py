@@ -4,8 +4,9 @@ import dataclasses
 
 import torch
 
+from pagelet.engine.layers.expert_weights import ExpertWeights
 from pagelet.engine.layers.linear import ReplicatedLinear
-from pagelet.engine.layers.placement import Placement, Weight, Weights, load_into
+from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.model_config import MoEConfig
 from pagelet.kernels.moe import moe
@@ -30,6 +31,7 @@ class SparseMoE:
         self, hidden_size: int, config: MoEConfig, names: ExpertNames, placement: Placement
     ) -> None:
         self.config = config
+        self.hidden_size = hidden_size
         self.names = names
         self.tp = placement.tp
         self.router = ReplicatedLinear(hidden_size, config.num_experts, placement)
@@ -40,15 +42,16 @@ class SparseMoE:
         else:
             local = placement.share(local)
         self.first_expert = self.tp.rank * experts if self.by_expert else 0
-        self.gate_up = placement.empty(experts, 2 * local, hidden_size)
-        self.down = placement.empty(experts, hidden_size, local)
+        self.num_local = experts
+        self.gate_up = ExpertWeights(experts, [local, local], hidden_size, placement)
+        self.down = ExpertWeights(experts, [hidden_size], local, placement)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = moe(
             x,
             self.router(x),
-            self.gate_up,
-            self.down,
+            self.gate_up.experts,
+            self.down.experts,
             self.config.num_experts_per_token,
             self.config.norm_topk_prob,
             self.first_expert,
@@ -65,14 +68,12 @@ class SparseMoE:
 
     def weights(self, prefix: str) -> Weights:
         yield from self.router.weights(f"{prefix}.gate")
-        experts, hidden_size, local = self.down.shape
-        wide = (self.config.intermediate_size, hidden_size)
+        wide = (self.config.intermediate_size, self.hidden_size)
         rank = 0 if self.by_expert else self.tp.rank
-        for expert in range(experts):
-            gate, up = self.gate_up[expert, :local], self.gate_up[expert, local:]
+        for expert in range(self.num_local):
             name = f"{prefix}.experts.{self.first_expert + expert}"
-            for matrix, rows in ((self.names.gate, gate), (self.names.up, up)):
-                load = load_into(rows, 0, rank)
+            for part, matrix in enumerate((self.names.gate, self.names.up)):
+                load = self.gate_up.loader(expert, part, 0, rank)
                 yield Weight(f"{name}.{matrix}.weight", wide, load, self.gate_up)
-            load = load_into(self.down[expert], 1, rank)
+            load = self.down.loader(expert, 0, 1, rank)
             yield Weight(f"{name}.{self.names.down}.weight", wide[::-1], load, self.down)

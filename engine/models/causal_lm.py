@@ -10,6 +10,7 @@ import torch
 
 from pagelet.engine.layers.context import ForwardContext
 from pagelet.engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from pagelet.engine.layers.expert_weights import ExpertWeights
 from pagelet.engine.layers.linear import ReplicatedLinear
 from pagelet.engine.layers.linear_weight import LinearWeight
 from pagelet.engine.layers.norm import RMSNorm
@@ -173,7 +174,8 @@ class CausalLM(abc.ABC):
         """How this rank's linear layers hold their loaded weights: for the CPU library, or
         quantised on a GPU; none of it for floats on torch's operations."""
         layers = (weight.storage for weight in self.weights())
-        return set().union(*(layer.formats for layer in layers if isinstance(layer, LinearWeight)))
+        kinds = (LinearWeight, ExpertWeights)
+        return set().union(*(layer.formats for layer in layers if isinstance(layer, kinds)))
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether a tensor belongs to another rank: a stage's, or an expert's."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pagelet.engine.weights.gguf_file import GGMLType
+from pagelet.kernels.linear.ggml_blocks import bits
 from pagelet.protocol.errors import ModelSourceError
 
 # Elements that are unpacked at a time: float32 and integer temporaries stay at some 20 MB.
@@ -83,16 +84,10 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([packed & 15, packed >> 4], dim=-2)
 
 
-def _bits(packed: torch.Tensor, width: int) -> torch.Tensor:
-    """[..., n] bytes to [..., 8 / width, n] integers of `width` bits, lowest bits first."""
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8).unsqueeze(-1)
-    return (packed.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
-
-
 def _fifth_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
     """The fifth bits of 32 elements from four bytes, already in their place: [num_blocks, 32]."""
     packed = blocks[:, start : start + 4]
-    return _bits(packed, 1).transpose(-1, -2).flatten(1) << 4
+    return bits(packed, 1).transpose(-1, -2).flatten(1) << 4
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -138,14 +133,14 @@ def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
 
 def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
     scale, minimum = _scales_and_minima(blocks)
-    high = _bits(blocks[:, 16:48], 1)  # [num_blocks, 8, 32]
+    high = bits(blocks[:, 16:48], 1)  # [num_blocks, 8, 32]
     low = _nibbles(blocks[:, 48:].view(-1, 4, 32)).flatten(1, 2)
     return scale * (low | high << 4) - minimum
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     low = _nibbles(blocks[:, :128].view(-1, 2, 64)).reshape(-1, 16, 16)
-    high = _bits(blocks[:, 128:192].view(-1, 2, 32), 2).reshape(-1, 16, 16)
+    high = bits(blocks[:, 128:192].view(-1, 2, 32), 2).reshape(-1, 16, 16)
     scales = blocks[:, 192:208].contiguous().view(torch.int8)
     scale = (_half(blocks, 208) * scales).unsqueeze(-1)  # [num_blocks, 16, 1]
     return scale * ((low | high << 4).float() - 32)

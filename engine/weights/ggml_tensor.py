@@ -9,7 +9,12 @@ from torch.nn import functional
 from pagelet.engine.weights.dequantize import dequantize
 from pagelet.engine.weights.gguf_file import GGMLType
 from pagelet.engine.weights.quantized_tensor import QuantizedTensor
-from pagelet.kernels.linear.ggml_blocks import UNPACKERS, unpack_ggml
+from pagelet.kernels.linear.ggml_blocks import (
+    UNPACKERS,
+    WIDE_UNPACKERS,
+    unpack_ggml,
+    unpack_ggml_wide,
+)
 from pagelet.kernels.linear.grouped import GroupedWeight
 from pagelet.kernels.linear.packed import GROUP
 from pagelet.kernels.linear.quantized import QuantizedWeight
@@ -56,7 +61,14 @@ class GGMLTensor(QuantizedTensor):
 
     def grouped(self) -> GroupedWeight | None:
         exact = self._exactly()
-        return None if exact is None else GroupedWeight.from_quantized(exact)
+        if exact is not None:
+            return GroupedWeight.from_quantized(exact)
+        blocks, skipped = self._blocks()
+        if self.ggml_type.name not in WIDE_UNPACKERS:
+            return None
+        whole = unpack_ggml_wide(blocks, self.ggml_type.name)
+        is_aligned = skipped % whole.group_size == 0
+        return whole.narrow_inputs(skipped, self.num_columns) if is_aligned else None
 
     def _exactly(self) -> QuantizedWeight | None:
         blocks, skipped = self._blocks()

@@ -109,7 +109,7 @@ class ScaledTensor(QuantizedTensor):
     def quantized(self) -> QuantizedWeight:
         """Exactly for integers whose columns share scales by 32 or more; float8, and columns that
         are grouped in another order, are rounded to int8."""
-        groups = self._column_groups(GROUP)
+        groups = _groups_of(self.column_group, GROUP)
         if groups is None:
             return self._rounded()
         scales = self._spread(self.scales.float(), groups)
@@ -119,38 +119,44 @@ class ScaledTensor(QuantizedTensor):
         return self._rounded() if signed is None else QuantizedWeight(scales, signed)
 
     def grouped(self) -> GroupedWeight | None:
-        """As `quantized`, and e4m3 as it is; in groups as large as the checkpoint's."""
+        """As `quantized`, and e4m3 as it is; in groups as large as the checkpoint's. Columns that
+        are grouped in another order (GPTQ's of activations) are brought together."""
+        return self._grouped(None) or self._grouped(self.column_group.argsort(stable=True))
+
+    def _grouped(self, order: torch.Tensor | None) -> GroupedWeight | None:
+        """`grouped`, with the columns in that order."""
         in_size = self.shape[1]
-        changes = (self.column_group.diff() != 0).nonzero()
+        arranged = self.column_group if order is None else self.column_group[order]
+        changes = (arranged.diff() != 0).nonzero()
         size = int(changes[0]) + 1 if len(changes) else -(-in_size // BLOCK) * BLOCK
-        groups = None if size % GROUP else self._column_groups(size)
+        groups = None if size % GROUP else _groups_of(arranged, size)
         if groups is None:  # a rank's columns may begin within a group
-            size, groups = GROUP, self._column_groups(GROUP)
+            size, groups = GROUP, _groups_of(arranged, GROUP)
         if groups is None:
             return None
+
+        def in_order(values: torch.Tensor) -> torch.Tensor:
+            return values.contiguous() if order is None else values[:, order].contiguous()
+
         scales = self._spread(self.scales.float(), groups)
         turned = scales.T.contiguous()
         if self._is_int4:
             minima = self._minima(scales, groups).T.contiguous()
-            return GroupedWeight.from_int4(_plain(self.values), turned, minima, size)
+            weight = GroupedWeight.from_int4(in_order(_plain(self.values)), turned, minima, size)
+            return dataclasses.replace(weight, order=order)
         if isinstance(self.values, torch.Tensor) and self.values.dtype == torch.float8_e4m3fn:
             if self.zeros is not None:
                 return None
-            return GroupedWeight("fp8", self.values.contiguous(), turned, None, size, in_size)
+            values = in_order(self.values.view(torch.uint8)).view(torch.float8_e4m3fn)
+            return GroupedWeight("fp8", values, turned, None, size, in_size, order)
         signed = self._int8()
         if signed is None:
             return None
-        return GroupedWeight("int8", signed.contiguous(), turned, None, size, in_size)
+        return GroupedWeight("int8", in_order(signed), turned, None, size, in_size, order)
 
     @property
     def _is_int4(self) -> bool:
         return isinstance(self.values, PackedIntegers) and self.values.bits <= 4
-
-    def _column_groups(self, size: int) -> torch.Tensor | None:
-        """The column group of every `size` columns; None if they don't all have the same."""
-        groups = self.column_group[::size]
-        spread = groups.repeat_interleave(size)[: self.shape[1]]
-        return groups if torch.equal(spread, self.column_group) else None
 
     def _minima(self, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """Of groups with those scales [out_size, groups]: what a value of 0 stands for."""
@@ -177,3 +183,10 @@ class ScaledTensor(QuantizedTensor):
 
 def _plain(values: torch.Tensor | PackedIntegers) -> torch.Tensor:
     return values.unpack() if isinstance(values, PackedIntegers) else values
+
+
+def _groups_of(column_group: torch.Tensor, size: int) -> torch.Tensor | None:
+    """The column group of every `size` columns; None if they don't all have the same."""
+    groups = column_group[::size]
+    spread = groups.repeat_interleave(size)[: len(column_group)]
+    return groups if torch.equal(spread, column_group) else None

@@ -1,13 +1,29 @@
 """Weights of a linear layer that stay quantised on a GPU: values of 4 or 8 bits, and scales."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch.nn import functional
 
 from pagelet.kernels.linear.packed import GROUP
 from pagelet.kernels.linear.quantized import QuantizedWeight
+
+Kind = Literal["int4", "int8", "fp8"]
+
+
+class GroupedForm(Protocol):
+    """What launch settings for quantised weights are chosen by."""
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def minima(self) -> torch.Tensor | None: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def in_size(self) -> int: ...
+
 
 BLOCK = 64
 """Inputs of int4 that share bytes: 32 in the low halves, the next 32 in the high ones."""
@@ -17,15 +33,18 @@ BLOCK = 64
 class GroupedWeight:
     """A weight [out_size, in_size]: scale * value, or scale * value + minimum."""
 
-    kind: Literal["int4", "int8", "fp8"]
+    kind: Kind
     values: torch.Tensor
     """int8 or float8_e4m3fn [out_size, in_size]; of int4, which is unsigned, uint8
     [out_size, in_size / 2] with the inputs padded to whole blocks."""
     scales: torch.Tensor  # [groups, out_size] float32
     minima: torch.Tensor | None  # as scales
     group_size: int
-    """Inputs of a group: a multiple of 32; at least in_size if there is one group."""
+    """Inputs of a group: of int8 a multiple of 16, otherwise of 32; at least in_size if there is
+    one group."""
     in_size: int
+    order: torch.Tensor | None = None
+    """[in_size] int64: which input each of the values' columns belongs to; None: in order."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -72,16 +91,37 @@ class GroupedWeight:
         values = (groups / scales).round().to(torch.int8).flatten(1)[:, :in_size].contiguous()
         return cls("int8", values, scales.squeeze(2).T.contiguous(), None, GROUP, in_size)
 
+    def narrow_inputs(self, start: int, length: int) -> "GroupedWeight":
+        """Some of the inputs of an int8 weight in order, from the start of a group."""
+        assert self.kind == "int8"
+        assert self.order is None
+        assert start % self.group_size == 0
+        groups = slice(start // self.group_size, -(-(start + length) // self.group_size))
+        return dataclasses.replace(
+            self,
+            values=self.values[:, start : start + length].contiguous(),
+            scales=self.scales[groups].contiguous(),
+            minima=None if self.minima is None else self.minima[groups].contiguous(),
+            in_size=length,
+        )
+
+    def arrange(self, x: torch.Tensor) -> torch.Tensor:
+        """Activations [num_tokens, in_size] in the order of the values' columns."""
+        return x if self.order is None else x.index_select(1, self.order)
+
     def to(self, device: torch.device) -> "GroupedWeight":
         """On a device."""
         minima = None if self.minima is None else self.minima.to(device)
+        order = None if self.order is None else self.order.to(device)
         values, scales = self.values.to(device), self.scales.to(device)
-        return dataclasses.replace(self, values=values, scales=scales, minima=minima)
+        return dataclasses.replace(self, values=values, scales=scales, minima=minima, order=order)
 
     def join(self, other: "GroupedWeight") -> "GroupedWeight | None":
         """With the outputs of another weight of the same input after its own; None if it is of
         another form."""
         mine, others = self.minima, other.minima
+        if not _same_order(self.order, other.order):
+            return None
         if (self.kind, self.group_size, mine is None) != (
             other.kind,
             other.group_size,
@@ -107,7 +147,13 @@ class GroupedWeight:
         weight = values.to(dtype) * self.scales.T[:, group].to(dtype)
         if self.minima is not None:
             weight += self.minima.T[:, group].to(dtype)
-        return weight
+        return weight if self.order is None else weight[:, self.order.argsort()]
+
+
+def _same_order(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
 
 
 def _scales(groups: torch.Tensor, largest: float) -> torch.Tensor:

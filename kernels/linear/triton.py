@@ -19,8 +19,78 @@ from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
-from pagelet.kernels.gpu.tile import Tile
-from pagelet.kernels.linear.grouped import BLOCK, GroupedWeight
+from pagelet.kernels.gpu.tile import Tile, choose_by_rows
+from pagelet.kernels.linear.grouped import BLOCK, GroupedForm, GroupedWeight
+
+
+@triton.jit
+def grouped_product(
+    x_at,  # [BLOCK_M, 1] where the rows of activations begin
+    in_rows,  # [BLOCK_M, 1]
+    values_at,  # [1, BLOCK_N] where the columns' values begin
+    in_columns,  # [1, BLOCK_N]
+    scales,  # [groups, SCALE_STRIDE]
+    minima,  # [groups, SCALE_STRIDE], or None
+    columns,  # [1, BLOCK_N] of the scales
+    SCALE_STRIDE: tl.constexpr,
+    K: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs that share a scale
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # divides GROUP, or there is one group; of int4 a multiple of 64
+    STAGES: tl.constexpr,
+    KIND: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+):
+    """Rows of activations times columns of a weight as `GroupedWeight` holds it: [BLOCK_M,
+    BLOCK_N]."""
+    # Of int4 one load of bytes has the inputs of two products.
+    PARTS: tl.constexpr = 2 if KIND == "int4" else 1
+    INNER: tl.constexpr = BLOCK_K // PARTS
+    inner = tl.arange(0, INNER)
+    x_at = x_at + inner[None, :]
+    values_at = values_at + inner[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    sums = tl.zeros((BLOCK_M, 1), ACCUMULATOR)  # of a row's activations, if one group has them all
+    DTYPE: tl.constexpr = ACCUMULATOR if UPCAST else x_at.dtype.element_ty
+    ONE_GROUP: tl.constexpr = GROUP >= K
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        loaded = tl.load(
+            values_at + start // PARTS,
+            mask=in_columns & (inner < ROW_BYTES - start // PARTS)[:, None],
+            other=0,
+        )
+        for part in tl.static_range(PARTS):
+            first = start + part * INNER
+            tile = tl.load(x_at + first, mask=in_rows & (inner < K - first)[None, :], other=0)
+            tile = tile.to(DTYPE)
+            if KIND == "fp8":
+                wide = e4m3_to_float(loaded)
+            elif KIND == "int4":
+                wide = (loaded & 15) if part == 0 else (loaded >> 4)
+            else:
+                wide = loaded
+            wide = wide.to(tl.float32).to(DTYPE)
+            if ONE_GROUP:
+                total = tl.dot(tile, wide, total, input_precision="ieee", out_dtype=ACCUMULATOR)
+                if minima is not None:
+                    sums += tl.sum(tile.to(ACCUMULATOR), 1, keep_dims=True)
+            else:
+                product = tl.dot(tile, wide, input_precision="ieee", out_dtype=ACCUMULATOR)
+                at = first // GROUP * SCALE_STRIDE + columns
+                # A padded half block at the end of int4 has no group.
+                scaled = in_columns & (first < K)
+                total += product * tl.load(scales + at, mask=scaled, other=0)
+                if minima is not None:
+                    minimum = tl.load(minima + at, mask=scaled, other=0)
+                    total += tl.sum(tile.to(ACCUMULATOR), 1, keep_dims=True) * minimum
+    if ONE_GROUP:
+        total *= tl.load(scales + columns, mask=in_columns, other=0)
+        if minima is not None:
+            total += sums * tl.load(minima + columns, mask=in_columns, other=0)
+    return total
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -36,68 +106,114 @@ def grouped_linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     ROW_BYTES: tl.constexpr,
-    GROUP: tl.constexpr,  # inputs that share a scale
+    GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # divides GROUP, or there is one group; of int4 a multiple of 64
+    BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
 ):
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     in_columns = columns < N
     in_rows = rows < num_tokens
-    # Of int4 one load of bytes has the inputs of two products.
-    PARTS: tl.constexpr = 2 if KIND == "int4" else 1
-    INNER: tl.constexpr = BLOCK_K // PARTS
-    inner = tl.arange(0, INNER)
-    x_at = x + rows[:, None].to(tl.int64) * x_stride + inner[None, :]
-    values_at = values + columns[None, :].to(tl.int64) * ROW_BYTES + inner[:, None]
-    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
-    sums = tl.zeros((BLOCK_M,), ACCUMULATOR)  # of a row's activations, if one group has them all
-    DTYPE: tl.constexpr = ACCUMULATOR if UPCAST else x.dtype.element_ty
-    ONE_GROUP: tl.constexpr = GROUP >= K
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        loaded = tl.load(
-            values_at + start // PARTS,
-            mask=in_columns[None, :] & (inner < ROW_BYTES - start // PARTS)[:, None],
-            other=0,
-        )
-        for part in tl.static_range(PARTS):
-            first = start + part * INNER
-            tile = tl.load(
-                x_at + first, mask=in_rows[:, None] & (inner < K - first)[None, :], other=0
-            ).to(DTYPE)
-            if KIND == "fp8":
-                wide = e4m3_to_float(loaded)
-            elif KIND == "int4":
-                wide = (loaded & 15) if part == 0 else (loaded >> 4)
-            else:
-                wide = loaded
-            wide = wide.to(tl.float32).to(DTYPE)
-            if ONE_GROUP:
-                total = tl.dot(tile, wide, total, input_precision="ieee", out_dtype=ACCUMULATOR)
-                if minima is not None:
-                    sums += tl.sum(tile.to(ACCUMULATOR), 1)
-            else:
-                product = tl.dot(tile, wide, input_precision="ieee", out_dtype=ACCUMULATOR)
-                at = first // GROUP * N + columns
-                # A padded half block at the end of int4 has no group.
-                scaled = in_columns & (first < K)
-                total += product * tl.load(scales + at, mask=scaled, other=0)[None, :]
-                if minima is not None:
-                    minimum = tl.load(minima + at, mask=scaled, other=0)
-                    total += tl.sum(tile.to(ACCUMULATOR), 1)[:, None] * minimum[None, :]
-    if ONE_GROUP:
-        total *= tl.load(scales + columns, mask=in_columns, other=0)[None, :]
-        if minima is not None:
-            total += sums[:, None] * tl.load(minima + columns, mask=in_columns, other=0)[None, :]
+    total = grouped_product(
+        x + rows.to(tl.int64) * x_stride,
+        in_rows,
+        values + columns.to(tl.int64) * ROW_BYTES,
+        in_columns,
+        scales,
+        minima,
+        columns,
+        N,
+        K,
+        ROW_BYTES,
+        GROUP,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+        KIND,
+        UPCAST,
+        ACCUMULATOR,
+    )
     if bias is not None:
-        total += tl.load(bias + columns, mask=in_columns, other=0).to(ACCUMULATOR)[None, :]
-    out_at = out + rows[:, None].to(tl.int64) * N + columns[None, :]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
+        total += tl.load(bias + columns, mask=in_columns, other=0).to(ACCUMULATOR)
+    out_at = out + rows.to(tl.int64) * N + columns
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=in_rows & in_columns)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def linear_kernel(
+    x,  # [num_tokens, K], the last dimension contiguous
+    weight,  # [N, K] contiguous
+    bias,  # [N], or None
+    out,  # [num_tokens, N]
+    num_tokens,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+):
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    inner = tl.arange(0, BLOCK_K)
+    in_columns = columns < N
+    in_rows = rows < num_tokens
+    x_at = x + rows.to(tl.int64) * x_stride + inner[None, :]
+    weight_at = weight + columns.to(tl.int64) * K + inner[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        of_k = inner < K - start
+        tile = tl.load(x_at + start, mask=in_rows & of_k[None, :], other=0)
+        matrix = tl.load(weight_at + start, mask=of_k[:, None] & in_columns, other=0)
+        if UPCAST:
+            tile = tile.to(ACCUMULATOR)
+            matrix = matrix.to(ACCUMULATOR)
+        total = tl.dot(tile, matrix, total, input_precision="ieee", out_dtype=ACCUMULATOR)
+    if bias is not None:
+        total += tl.load(bias + columns, mask=in_columns, other=0).to(ACCUMULATOR)
+    out_at = out + rows.to(tl.int64) * N + columns
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=in_rows & in_columns)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As `reference.linear`, with the same bits for a row whatever the others and their number."""
+    num_tokens, in_size = x.shape
+    out_size = weight.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    assert weight.is_contiguous()
+    out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
+    stage = (_TILE.rows + _TILE.columns) * _TILE.inner * x.dtype.itemsize
+    tile = _TILE.fitted(architecture(x.device), stage)
+    launch(
+        linear_kernel,
+        (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows)),
+        x,
+        weight,
+        bias,
+        out,
+        num_tokens,
+        x.stride(0),
+        N=out_size,
+        K=in_size,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
+        STAGES=tile.stages,
+        UPCAST=INTERPRETED,
+        ACCUMULATOR=accumulator(x.dtype),
+        num_warps=tile.warps,
+    )
+    return out
 
 
 def grouped_linear(
@@ -107,6 +223,7 @@ def grouped_linear(
     num_tokens = x.shape[0]
     out_size, in_size = weight.shape
     assert x.shape[1] == in_size, (x.shape, weight.shape)
+    x = weight.arrange(x)
     if x.stride(1) != 1:
         x = x.contiguous()
     out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
@@ -142,20 +259,22 @@ def grouped_linear(
     return out
 
 
+_TILE = Tile(64, 64, 64, 4, 3)
+"""Of dense weights, for every number of tokens."""
 # By the number of tokens: a decode of few rows has as many programs as it can to read the weights.
-_TILES = (
+_TILES: tuple[tuple[float, Tile], ...] = (
     (16, Tile(16, 32, 128, 4, 4)),
     (64, Tile(64, 64, 64, 4, 3)),
-    (1 << 62, Tile(128, 64, 64, 8, 3)),
+    (float("inf"), Tile(128, 64, 64, 8, 3)),
 )
 
 
-def choose_tile(
-    target: Architecture, num_tokens: int, weight: GroupedWeight, itemsize: int
-) -> Tile:
-    """With the inner dimension that the groups allow, and as many stages as fit into the
-    architecture's shared memory."""
-    tile = next(tile for most, tile in _TILES if num_tokens <= most)
+def choose_tile(target: Architecture, num_rows: float, weight: GroupedForm, itemsize: int) -> Tile:
+    """For so many rows of activations of `itemsize` bytes, with the inner dimension that the groups
+    allow, and as many stages as fit into the architecture's shared memory."""
+    if weight.kind == "int8" and weight.minima is not None:
+        num_rows = min(num_rows, _TILES[1][0])  # the widest tile's registers don't suffice
+    tile = choose_by_rows(_TILES, num_rows)
     inner = tile.inner
     if weight.kind == "int4":
         inner = BLOCK  # as its values are packed
@@ -169,6 +288,8 @@ def choose_tile(
 def examples() -> Iterator[Example]:
     """A layer of 4096 to 14336 in each form, for a decode and for a prompt."""
     out_size, in_size, dtype = 14336, 4096, torch.bfloat16
+    dense = fake(64, in_size, dtype=dtype), fake(out_size, in_size, dtype=dtype)
+    yield Example("dense, bf16", partial(linear, *dense))
 
     def weight(kind: str, group: int, minima: bool) -> GroupedWeight:
         stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]
@@ -180,13 +301,16 @@ def examples() -> Iterator[Example]:
     for kind, group, minima in (
         ("int4", 128, True),
         ("int4", 32, True),
-        ("int8", 32, False),
+        ("int8", 16, False),
+        ("int8", 32, True),
         ("int8", in_size, False),
         ("fp8", 128, False),
         ("fp8", in_size, False),
     ):
         for tokens in (16, 512):
             groups = "one group" if group == in_size else f"groups of {group}"
+            if minima and kind != "int4":
+                groups += ", minima"
             x = fake(tokens, in_size, dtype=dtype)
             yield Example(
                 f"{kind}, {groups}, {tokens} tokens, {NAMES[dtype]}",

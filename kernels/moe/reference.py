@@ -2,14 +2,15 @@
 
 import torch
 
+from pagelet.kernels.moe.experts import Experts, matrix_of
 from pagelet.kernels.precision import accumulation_dtype
 
 
 def moe(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Experts,
+    down: Experts,
     top_k: int,
     renormalize: bool,
     first_expert: int = 0,
@@ -18,10 +19,10 @@ def moe(
 
     x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts];
     gate_up: [num_local, 2 * intermediate_size, hidden_size], gate rows before up rows;
-    down: [num_local, hidden_size, intermediate_size]. `renormalize` rescales the chosen
-    probabilities of the softmax over all experts to sum to 1. The weights are those of experts
-    [first_expert, first_expert + num_local), perhaps not all (expert parallel): what the router
-    gives to others adds nothing here. Returns [num_tokens, hidden_size].
+    down: [num_local, hidden_size, intermediate_size]; each floats or quantised. `renormalize`
+    rescales the chosen probabilities of the softmax over all experts to sum to 1. The weights are
+    those of experts [first_expert, first_expert + num_local), perhaps not all (expert parallel):
+    what the router gives to others adds nothing here. Returns [num_tokens, hidden_size].
     """
     wide = accumulation_dtype(x.dtype)
     out = torch.zeros_like(x)
@@ -34,7 +35,8 @@ def moe(
         for probability, expert in zip(chosen, (experts - first_expert).tolist(), strict=True):
             if not 0 <= expert < gate_up.shape[0]:
                 continue
-            gate, up = (gate_up[expert].to(wide) @ x[token].to(wide)).chunk(2)
-            total += probability * (down[expert].to(wide) @ (gate * torch.sigmoid(gate) * up))
+            gate, up = (matrix_of(gate_up, expert, wide) @ x[token].to(wide)).chunk(2)
+            gated = gate * torch.sigmoid(gate) * up
+            total += probability * (matrix_of(down, expert, wide) @ gated)
         out[token] = total
     return out

@@ -3,14 +3,15 @@
 import torch
 from torch.nn import functional
 
+from pagelet.kernels.moe.experts import Experts, matrix_of
 from pagelet.kernels.precision import accumulation_dtype
 
 
 def moe(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Experts,
+    down: Experts,
     top_k: int,
     renormalize: bool,
     first_expert: int = 0,
@@ -31,12 +32,13 @@ def moe(
 
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     start = sum(counts[:first_expert])
-    for expert, count in enumerate(counts[first_expert : first_expert + len(gate_up)]):
+    for expert, count in enumerate(counts[first_expert : first_expert + gate_up.shape[0]]):
         if count == 0:
             continue
         rows = slice(start, start + count)
-        gate, up = functional.linear(x[tokens[rows]], gate_up[expert]).chunk(2, dim=-1)
-        result = functional.linear(functional.silu(gate).mul_(up), down[expert])
+        first, last = (matrix_of(weight, expert, x.dtype) for weight in (gate_up, down))
+        gate, up = functional.linear(x[tokens[rows]], first).chunk(2, dim=-1)
+        result = functional.linear(functional.silu(gate).mul_(up), last)
         out.index_add_(0, tokens[rows], result.to(wide) * weights[rows])
         start += count
     return out.to(x.dtype)

@@ -18,7 +18,11 @@ from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import sigmoid
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
-from pagelet.kernels.gpu.tile import Tile
+from pagelet.kernels.gpu.tile import Tile, choose_by_rows
+from pagelet.kernels.linear.grouped import Kind
+from pagelet.kernels.linear.triton import choose_tile as quantized_tile
+from pagelet.kernels.linear.triton import grouped_product
+from pagelet.kernels.moe.experts import Experts, GroupedExperts
 from pagelet.kernels.precision import accumulation_dtype
 
 _REDUCE_BLOCK = 1024
@@ -63,6 +67,31 @@ def route_kernel(
 
 
 @triton.jit
+def _block_of_expert(
+    starts,  # [EXPERTS + 1]
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Whether this program has rows; and if so, the expert, and its first row and the end of the
+    expert's rows in sorted order."""
+    block = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS_BLOCK)
+    real = experts < EXPERTS
+    begins = tl.load(starts + experts, mask=real, other=0)
+    ends = tl.load(starts + experts + 1, mask=real, other=0)
+    blocks = tl.where(real, (ends - begins + BLOCK_M - 1) // BLOCK_M, 0)
+    blocks_before = tl.cumsum(blocks, 0) - blocks
+    # The experts' blocks follow one another; this one is the block of the expert that holds it.
+    mine = (block >= blocks_before) & (block < blocks_before + blocks)
+    held = tl.sum(mine.to(tl.int32), 0)
+    expert = tl.sum(tl.where(mine, experts, 0), 0).to(tl.int64)
+    end = tl.sum(tl.where(mine, ends, 0), 0)
+    first = tl.sum(tl.where(mine, begins + (block - blocks_before) * BLOCK_M, 0), 0)
+    return held, expert, first, end
+
+
+@triton.jit
 def grouped_gemm_kernel(
     x,  # [num_tokens, K], or with GATED=False [num_pairs, K] in sorted order
     weight,  # [EXPERTS, N, K], or with GATED [EXPERTS, 2 * N, K], gate rows before up rows
@@ -82,22 +111,9 @@ def grouped_gemm_kernel(
     UPCAST: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
 ):
-    block = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS_BLOCK)
-    real = experts < EXPERTS
-    begins = tl.load(starts + experts, mask=real, other=0)
-    ends = tl.load(starts + experts + 1, mask=real, other=0)
-    blocks = tl.where(real, (ends - begins + BLOCK_M - 1) // BLOCK_M, 0)
-    blocks_before = tl.cumsum(blocks, 0) - blocks
-    # The experts' blocks follow one another; this one is the block of the expert that holds it.
-    mine = (block >= blocks_before) & (block < blocks_before + blocks)
-    held = tl.sum(mine.to(tl.int32), 0)
+    held, expert, first, end = _block_of_expert(starts, EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     if held == 0:
         return
-    expert = tl.sum(tl.where(mine, experts, 0), 0).to(tl.int64)
-    end = tl.sum(tl.where(mine, ends, 0), 0)
-    first = tl.sum(tl.where(mine, begins + (block - blocks_before) * BLOCK_M, 0), 0)
-
     rows = first + tl.arange(0, BLOCK_M)
     inside = rows < end
     pairs = tl.load(order + rows, mask=inside, other=0)
@@ -132,6 +148,95 @@ def grouped_gemm_kernel(
 
 
 @triton.jit
+def quantized_gemm_kernel(
+    x,  # as of grouped_gemm_kernel, as are out, order and starts
+    values,  # [EXPERTS, OUT, ROW_BYTES], where OUT is N, or with GATED 2 * N; see GroupedExperts
+    scales,  # [EXPERTS, GROUPS, OUT]
+    minima,  # [EXPERTS, GROUPS, OUT], or None
+    out,
+    order,
+    starts,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    OUT: tl.constexpr,
+    K: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+):
+    held, expert, first, end = _block_of_expert(starts, EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+    if held == 0:
+        return
+    rows = first + tl.arange(0, BLOCK_M)[:, None]
+    in_rows = rows < end
+    pairs = tl.load(order + rows, mask=in_rows, other=0)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    in_columns = columns < N
+    x_rows = pairs // TOP_K if GATED else rows
+    x_at = x + x_rows * K
+    values_at = values + (expert * OUT + columns) * ROW_BYTES
+    scales += expert * (GROUPS * OUT)
+    if minima is not None:
+        minima += expert * (GROUPS * OUT)
+    total = grouped_product(
+        x_at,
+        in_rows,
+        values_at,
+        in_columns,
+        scales,
+        minima,
+        columns,
+        OUT,
+        K,
+        ROW_BYTES,
+        GROUP,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+        KIND,
+        UPCAST,
+        ACCUMULATOR,
+    )
+    if GATED:
+        up = grouped_product(
+            x_at,
+            in_rows,
+            values_at + N * ROW_BYTES,
+            in_columns,
+            scales,
+            minima,
+            columns + N,
+            OUT,
+            K,
+            ROW_BYTES,
+            GROUP,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            STAGES,
+            KIND,
+            UPCAST,
+            ACCUMULATOR,
+        )
+        total = total * sigmoid(total) * up
+    out_rows = rows if GATED else pairs
+    tl.store(
+        out + out_rows * N + columns, total.to(out.dtype.element_ty), mask=in_rows & in_columns
+    )
+
+
+@triton.jit
 def combine_kernel(
     results,  # [num_tokens, TOP_K, SIZE]; those of experts that are not held are not there
     probabilities,  # [num_tokens, TOP_K]
@@ -158,8 +263,8 @@ def combine_kernel(
 def moe(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Experts,
+    down: Experts,
     top_k: int,
     renormalize: bool,
     first_expert: int = 0,
@@ -190,39 +295,11 @@ def moe(
     of_pairs, order = torch.sort(experts.flatten(), stable=True)
     bounds = torch.arange(held + 1, dtype=torch.int32, device=device)
     starts = torch.searchsorted(of_pairs, bounds)
-    tile = choose_tile(architecture(device), num_tokens * top_k / num_experts, x.dtype.itemsize)
-    num_pairs = num_tokens * top_k
-    # Each expert's last block may be nearly empty, but no block is without a pair.
-    most_blocks = min(num_pairs, num_pairs // tile.rows + held)
-    gated = torch.empty(num_pairs, width, dtype=x.dtype, device=device)
-    results = torch.empty(num_pairs, hidden, dtype=x.dtype, device=device)
-    for source, weight, target, is_gated in (
-        (x.contiguous(), gate_up, gated, True),
-        (gated, down, results, False),
-    ):
-        size = target.shape[1]
-        launch(
-            grouped_gemm_kernel,
-            (most_blocks, triton.cdiv(size, tile.columns)),
-            source,
-            weight.contiguous(),
-            target,
-            order,
-            starts,
-            EXPERTS=held,
-            EXPERTS_BLOCK=triton.next_power_of_2(held),
-            TOP_K=top_k,
-            N=size,
-            K=source.shape[1],
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.columns,
-            BLOCK_K=tile.inner,
-            STAGES=tile.stages,
-            GATED=is_gated,
-            UPCAST=INTERPRETED,
-            ACCUMULATOR=accumulator(x.dtype),
-            num_warps=tile.warps,
-        )
+    rows_of_expert = num_tokens * top_k / num_experts
+    gated = torch.empty(num_tokens * top_k, width, dtype=x.dtype, device=device)
+    results = torch.empty(num_tokens * top_k, hidden, dtype=x.dtype, device=device)
+    for source, weight, target in ((x.contiguous(), gate_up, gated), (gated, down, results)):
+        _multiply(source, weight, target, order, starts, rows_of_expert, top_k)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = min(_REDUCE_BLOCK, triton.next_power_of_2(hidden))
     launch(
@@ -242,6 +319,69 @@ def moe(
     return out
 
 
+def _multiply(
+    x: torch.Tensor,
+    weight: Experts,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    rows_of_expert: float,
+    top_k: int,
+) -> None:
+    """Each pair's product with its expert's matrix, if that is held; of a matrix with twice as many
+    outputs, gated."""
+    num_experts, out_size, in_size = weight.shape
+    num_pairs, size = out.shape
+    target, itemsize = architecture(x.device), x.dtype.itemsize
+    kernel: object
+    tensors: tuple[torch.Tensor | None, ...]
+    form: dict[str, object]
+    if isinstance(weight, GroupedExperts):
+        kind, values = weight.kind, weight.values
+        # Eight waves of AMD's have too few registers for int4 and the experts' addresses.
+        rows = rows_of_expert if target.is_nvidia else min(rows_of_expert, 64.0)
+        tile = quantized_tile(target, rows, weight, itemsize)
+        kernel = quantized_gemm_kernel
+        stored = values.view(torch.uint8) if kind == "fp8" else values
+        tensors = stored, weight.scales, weight.minima
+        form = {
+            "OUT": out_size,
+            "ROW_BYTES": values.shape[2],
+            "GROUPS": weight.scales.shape[1],
+            "GROUP": weight.group_size,
+            "KIND": kind,
+        }
+    else:
+        tile = choose_tile(target, rows_of_expert, itemsize)
+        kernel, tensors, form = grouped_gemm_kernel, (weight,), {}
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+    # Each expert's last block may be nearly empty, but no block is without a pair.
+    most_blocks = min(num_pairs, num_pairs // tile.rows + num_experts)
+    launch(
+        kernel,
+        (most_blocks, triton.cdiv(size, tile.columns)),
+        x,
+        *tensors,
+        out,
+        order,
+        starts,
+        EXPERTS=num_experts,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        TOP_K=top_k,
+        N=size,
+        K=in_size,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
+        STAGES=tile.stages,
+        GATED=out_size != size,
+        UPCAST=INTERPRETED,
+        ACCUMULATOR=accumulator(x.dtype),
+        num_warps=tile.warps,
+        **form,
+    )
+
+
 # By the rows of an expert; `columns` twice, of gate and of up. Few rows read weights as fast as
 # memory gives them, many reuse them.
 _TILES = (
@@ -253,22 +393,48 @@ _TILES = (
 
 def choose_tile(target: Architecture, rows_of_expert: float, itemsize: int) -> Tile:
     """With as many stages as fit into the architecture's shared memory."""
-    tile = next(tile for most, tile in _TILES if rows_of_expert <= most)
+    tile = choose_by_rows(_TILES, rows_of_expert)
     stage = (tile.rows + 2 * tile.columns) * tile.inner * itemsize
     return tile.fitted(target, stage)
 
 
 def examples() -> Iterator[Example]:
     """Qwen3-30B-A3B's experts, for a batch of decodes and for prompts."""
-    for tokens, dtype in (
-        (32, torch.bfloat16),
-        (512, torch.bfloat16),
-        (4096, torch.bfloat16),
-        (32, torch.float16),
-    ):
+    bf16, fp16 = torch.bfloat16, torch.float16
+
+    def quantized(kind: Kind, group: int, out_size: int, in_size: int) -> Experts:
+        size = in_size if group == 0 else group
+        stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]
+        values = fake(128, out_size, in_size // 2 if kind == "int4" else in_size, dtype=stored)
+        scales = fake(128, in_size // size, out_size, dtype=torch.float32)
+        minima = scales if kind == "int4" else None
+        return GroupedExperts(kind, values, scales, minima, size, in_size)
+
+    forms: tuple[tuple[int, torch.dtype, Kind | None, int], ...] = (
+        (32, bf16, None, 0),
+        (512, bf16, None, 0),
+        (4096, bf16, None, 0),
+        (32, fp16, None, 0),
+        (32, bf16, "int4", 128),
+        (4096, bf16, "int4", 128),
+        (32, bf16, "int8", 32),
+        (4096, bf16, "int8", 32),
+        (32, bf16, "fp8", 128),
+        (4096, bf16, "fp8", 128),
+        (32, bf16, "fp8", 0),
+        (4096, bf16, "fp8", 0),
+    )
+    for tokens, dtype, kind, group in forms:
         x, router = fake(tokens, 2048, dtype=dtype), fake(tokens, 128, dtype=dtype)
-        gate_up, down = fake(128, 1536, 2048, dtype=dtype), fake(128, 2048, 768, dtype=dtype)
+        gate_up: Experts
+        down: Experts
+        if kind is None:
+            gate_up, down = fake(128, 1536, 2048, dtype=dtype), fake(128, 2048, 768, dtype=dtype)
+            of = NAMES[dtype]
+        else:
+            gate_up, down = quantized(kind, group, 1536, 2048), quantized(kind, group, 2048, 768)
+            of = f"{kind}, " + (f"groups of {group}" if group else "one group")
         yield Example(
-            f"8 of 128 experts, {tokens} tokens, {NAMES[dtype]}",
+            f"8 of 128 experts, {tokens} tokens, {of}",
             partial(moe, x, router, gate_up, down, 8, True),
         )

@@ -12,7 +12,6 @@ first token, so that what a row sums, and in which order, depends on its own con
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -20,15 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
+from pagelet.kernels.gpu import invariance
 from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float, tanh
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
 from pagelet.kernels.paged_attention.pages import token_size
-
-BATCH_INVARIANT = os.environ.get("PAGELET_BATCH_INVARIANT") == "1"
-"""Whether a row's bits must not depend on the batch or on how its prompt was cut into chunks: one
-shape of tile, and contexts are never split."""
 
 MAX_SPLITS = 32
 MAX_PARTIAL_BYTES = 16 << 20
@@ -377,7 +373,7 @@ def _settings(
     """By architecture and shape. Tiles of keys are as large as shared memory allows with two in
     flight; prefill has more rows of queries for each key that is read."""
     least_rows = max(16, triton.next_power_of_2(group))
-    if not prefill or BATCH_INVARIANT:
+    if not prefill or invariance.BATCH_INVARIANT:
         return _Settings(least_rows, 32 if dim_block > 128 else 64, 4, 2)
     rows = max(64, least_rows)
     if target.is_nvidia:
@@ -396,7 +392,7 @@ def _choose_splits(
 ) -> int:
     """Into how many parts each context of a batch of decodes is split: enough for two programs a
     processor, of at least 256 tokens, within the bound on memory."""
-    if BATCH_INVARIANT or programs == 0:
+    if invariance.BATCH_INVARIANT or programs == 0:
         return 1
     return max(
         1,

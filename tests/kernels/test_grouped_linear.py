@@ -1,35 +1,17 @@
 """Products with quantised weights equal the reference on the weight's exact numbers."""
 
+import dataclasses
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pagelet.kernels.linear import grouped_linear, linear
-from pagelet.kernels.linear.grouped import GroupedWeight
+from support.quantized_weights import random_weight
 from support.tolerance import TOLERANCE
 
 KINDS = ["int4", "int8", "fp8"]
-
-
-def random_weight(
-    kind: str, out_size: int, in_size: int, group: int | None, seed: int
-) -> GroupedWeight:
-    """Without `group`, one group has all inputs."""
-    random = torch.Generator().manual_seed(seed)
-    shape = out_size, in_size
-    size = group or -(-in_size // 64) * 64
-    scales = torch.rand(-(-in_size // size), out_size, generator=random) + 0.5
-    if kind == "int4":
-        # As GPTQ and AWQ have them, the inputs before the outputs.
-        values = torch.randint(0, 16, shape[::-1], generator=random, dtype=torch.uint8).T
-        minima = -8 * torch.rand(scales.shape, generator=random)
-        return GroupedWeight.from_int4(values, scales / 8, minima, size)
-    if kind == "int8":
-        values = torch.randint(-128, 128, shape, generator=random, dtype=torch.int8)
-        return GroupedWeight("int8", values, scales / 100, None, size, in_size)
-    values = torch.randn(shape, generator=random).to(torch.float8_e4m3fn)
-    return GroupedWeight("fp8", values, scales, None, size, in_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -38,8 +20,10 @@ def random_weight(
     num_tokens=st.sampled_from([0, 1, 3, 17, 70]),
     out_size=st.integers(1, 70),
     in_size=st.integers(1, 7).map(lambda n: 32 * n) | st.integers(1, 200),
-    group=st.sampled_from([32, 64, 128, None]),
+    group=st.sampled_from([16, 32, 64, 128, None]),
     bias=st.booleans(),
+    ordered=st.booleans(),
+    minima=st.booleans(),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=12)
@@ -51,10 +35,16 @@ def test_triton_equals_the_reference(
     in_size: int,
     group: int | None,
     bias: bool,
+    ordered: bool,
+    minima: bool,
     seed: int,
 ) -> None:
-    weight = random_weight(kind, out_size, in_size, group, seed)
+    assume(group != 16 or kind == "int8")
+    weight = random_weight(kind, out_size, in_size, group, seed, minima=minima)
     random = torch.Generator().manual_seed(seed)
+    if ordered:
+        order = torch.randperm(in_size, generator=random)
+        weight = dataclasses.replace(weight, order=order)
     # Between the columns of something wider, all else of which is poisoned.
     wide = torch.full((num_tokens, in_size + 3), torch.nan, dtype=dtype)
     x = wide[:, :in_size].copy_(torch.randn(num_tokens, in_size, generator=random))
@@ -87,5 +77,12 @@ def test_weights_of_one_form_join_and_others_do_not(kind: str) -> None:
     assert torch.equal(joined.dequantize(torch.float32), expected)
     assert joined.nbytes == first.nbytes + second.nbytes
     assert first.join(random_weight(kind, 7, 96, 64, 1)) is None
+    orders = [torch.arange(96).flip(0), torch.arange(96).roll(1)]
+    in_order = [dataclasses.replace(first, order=order) for order in orders]
+    assert in_order[0].join(first) is None
+    assert in_order[0].join(in_order[1]) is None
+    same = in_order[0].join(dataclasses.replace(second, order=orders[0]))
+    assert same is not None
+    assert torch.equal(same.dequantize(torch.float32), expected.flip(1))
     other = KINDS[(KINDS.index(kind) + 1) % 3]
     assert first.join(random_weight(other, 7, 96, 32, 1)) is None

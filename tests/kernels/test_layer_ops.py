@@ -1,5 +1,6 @@
 """Every implementation of the small operations equals its reference, on random shapes."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ from pagelet.kernels.embedding import embedding
 from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
 from pagelet.kernels.linear import linear
 from pagelet.kernels.moe import moe
+from pagelet.kernels.moe.experts import GroupedExperts
 from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
+from support.quantized_weights import random_weight
 from support.tolerance import TOLERANCE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -54,6 +57,14 @@ def gated_arguments(random: Random) -> tuple[Any, ...]:
     return (random(random.size(0, 5), 2 * random.size(1, 40)) * 3,)
 
 
+def linear_arguments(random: Random) -> tuple[Any, ...]:
+    """Of rows within something wider."""
+    in_size, out_size = random.size(1, 100), random.size(1, 70)
+    x = random(random.size(0, 70), in_size + 3)[:, :in_size]
+    bias = random(out_size) if random.size(0, 1) else None
+    return x, random(out_size, in_size) * in_size**-0.5, bias
+
+
 def embedding_arguments(random: Random) -> tuple[Any, ...]:
     """A shard of the vocabulary, and ids within and around it."""
     first, rows = random.size(0, 9), random.size(1, 9)
@@ -82,6 +93,45 @@ def moe_rank_arguments(random: Random) -> tuple[Any, ...]:
     return x, router, gate_up[held], down[held], top_k, renormalize, first
 
 
+def quantized_moe_arguments(random: Random) -> tuple[Any, ...]:
+    """Experts of 4 or 8 bits, in groups or without, on an expert-parallel rank or the only one."""
+    kind = ("int4", "int8", "fp8")[random.size(0, 2)]
+    experts, top_k = random.size(2, 5), random.size(1, 2)
+    hidden, width = 32 * random.size(1, 3), random.size(1, 40)
+    held, has_minima = random.size(1, experts), bool(random.size(0, 1))
+    first = random.size(0, experts - held)
+
+    def matrices(out_size: int, in_size: int) -> GroupedExperts:
+        group = (32, 64, -(-in_size // 64) * 64)[random.size(0, 2)]
+        stacked: GroupedExperts | None = None
+        for expert in range(experts):
+            seed = random.size(0, 10_000)
+            parts = (0, out_size // 2), (out_size // 2, out_size)
+            for begin, end in parts:  # as gate and up of a checkpoint come
+                part = random_weight(
+                    kind, end - begin, in_size, group, seed + begin, minima=has_minima
+                )
+                scale = 0.3 * in_size**-0.5 / part.dequantize(torch.float32).std()
+                minima = None if part.minima is None else part.minima * scale
+                part = dataclasses.replace(part, scales=part.scales * scale, minima=minima)
+                stacked = stacked or GroupedExperts.empty(experts, out_size, part)
+                assert stacked.takes(part)
+                stacked.put(expert, begin, part)
+        assert stacked is not None
+        return stacked[first : first + held]
+
+    tokens = random.size(0, 12)
+    return (
+        random(tokens, hidden),
+        random(tokens, experts),
+        matrices(2 * width, hidden),
+        matrices(hidden, width),
+        top_k,
+        bool(random.size(0, 1)),
+        first,
+    )
+
+
 OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (rms_norm, norm_arguments),
     (rms_norm, head_norm_arguments),
@@ -89,8 +139,10 @@ OPS: list[tuple[Op[..., Any], Callable[[Random], tuple[Any, ...]]]] = [
     (silu_and_mul, gated_arguments),
     (gelu_and_mul, gated_arguments),
     (embedding, embedding_arguments),
+    (linear, linear_arguments),
     (moe, moe_arguments),
     (moe, moe_rank_arguments),
+    (moe, quantized_moe_arguments),
 ]
 CASES = [
     pytest.param(op, name, arguments, id=f"{arguments.__name__}-{op.name}-{name}")

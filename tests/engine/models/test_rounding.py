@@ -6,8 +6,12 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from pagelet.engine.layers.expert_weights import ExpertWeights
+from pagelet.engine.layers.placement import Placement
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.models.registry import build_model
+from pagelet.engine.weights.quantized_tensor import StoredTensor
+from pagelet.engine.weights.scaled_tensor import ScaledTensor
 from pagelet.kernels.linear.grouped import GroupedWeight
 from support.models import CONFIGS
 from support.paged import PagedHarness, logits_of_all
@@ -23,9 +27,9 @@ def logits(model: CausalLM) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("name", ["biases", "tied"])
+@pytest.mark.parametrize("name", ["biases", "tied", "mixtral"])
 @torch.inference_mode()
-def test_linear_layers_are_rounded_and_the_head_is_not(name: str, kind: Kind) -> None:
+def test_linear_layers_and_experts_are_rounded_and_the_head_is_not(name: str, kind: Kind) -> None:
     config = CONFIGS[name]
     models: list[Any] = [
         build_model(config, torch.float32, "cpu", rounding=rounding) for rounding in (kind, None)
@@ -58,3 +62,26 @@ def test_rounding_errs_by_half_a_step(shape: tuple[int, int]) -> None:
             assert (of_part <= bound * (1 + 1e-5)).all()
     zeros = GroupedWeight.from_floats(torch.zeros(3, 40), "fp8")
     assert torch.equal(zeros.dequantize(torch.float32), torch.zeros(3, 40))
+
+
+@pytest.mark.parametrize("quantized", [0, 1, 2])
+def test_experts_of_several_forms_are_floats(quantized: int) -> None:
+    """In whatever order they come: each takes the place that it was loaded to."""
+    placement = Placement(torch.float32, torch.device("cpu"), keep_quantized=True)
+    weights = ExpertWeights(3, [2, 2], 64, placement)
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(3, 4, 64, generator=generator)
+    for expert in range(3):
+        for part in range(2):
+            matrix = expected[expert, 2 * part : 2 * part + 2]
+            stored: StoredTensor = matrix
+            if expert == quantized:
+                scales = matrix.abs().amax(1, keepdim=True) / 100
+                values = (matrix / scales).round().to(torch.int8)
+                matrix.copy_(values * scales)
+                groups = torch.arange(2), torch.zeros(64, dtype=torch.int64)
+                stored = ScaledTensor(values, scales, None, *groups)
+            weights.loader(expert, part, 0, 0)(stored)
+    assert weights.formats == set()
+    assert isinstance(weights.experts, torch.Tensor)
+    torch.testing.assert_close(weights.experts, expected)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagelet.engine.layers.moe import SparseMoE
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.models.causal_lm import CausalLM
@@ -101,11 +102,12 @@ def test_logits_are_those_of_transformers_with_the_same_numbers(
     check_logits(oracle, folder)
 
 
+@pytest.mark.parametrize("keep_quantized", [False, True])
 @pytest.mark.parametrize("format_name", ["fp8-blocks", "awq", "gptq-4-order"])
 @torch.inference_mode()
-def test_mixtures_of_experts(format_name: str, write: Write) -> None:
+def test_mixtures_of_experts(format_name: str, write: Write, keep_quantized: bool) -> None:
     oracle, folder = write(format_name, "Qwen3MoeForCausalLM")
-    check_logits(oracle, folder)
+    check_logits(oracle, folder, keep_quantized=keep_quantized)
 
 
 KEPT = {"q4": "int4", "q8": "int8", None: None}
@@ -115,6 +117,8 @@ def kind_on_a_gpu(format_name: str) -> str | None:
     """What matrices are kept as; None for floats. Blocks of 40 inputs suit no kernel."""
     if "fp8" in format_name and format_name != "fp8-blocks":
         return "fp8"
+    if format_name.endswith("-order"):
+        return "int8" if "8" in format_name else "int4"
     return KEPT[FORMATS[format_name].exact]
 
 
@@ -139,8 +143,13 @@ def test_triton_kernels_give_the_same_logits(
     oracle, folder = write(format_name, "Qwen3MoeForCausalLM")
     for op in (grouped_linear, moe):
         monkeypatch.setattr(op, "_by_device", {"cpu": op.implementations["triton"]})
-    model = check_logits(oracle, folder, keep_quantized=True)
-    assert model.linear_formats == {kind_on_a_gpu(format_name)}
+    model: Any = check_logits(oracle, folder, keep_quantized=True)
+    kind = kind_on_a_gpu(format_name)
+    assert model.linear_formats == {kind}
+    mixtures = [layer.mlp for layer in model.layers.values() if isinstance(layer.mlp, SparseMoE)]
+    assert mixtures
+    for mixture in mixtures:
+        assert mixture.gate_up.formats == mixture.down.formats == {kind}
 
 
 def check_logits(oracle: Any, folder: Path, *, keep_quantized: bool = False) -> CausalLM:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pagelet.kernels.cpu.memory import empty_bytes
+from pagelet.kernels.gpu import invariance
 from pagelet.kernels.gpu.architectures import ARCHITECTURES
 from pagelet.kernels.paged_attention import reference, triton
 from support.attention_batch import Batch, unturned_write
@@ -45,12 +46,12 @@ def test_number_of_splits_is_bounded(programs: int, monkeypatch: pytest.MonkeyPa
         assert 1 <= splits <= triton.MAX_SPLITS
         assert splits == 1 or splits * (1 << 20) <= triton.MAX_PARTIAL_BYTES
         assert triton._choose_splits(target, programs, 255, 1) == 1
-    monkeypatch.setattr(triton, "BATCH_INVARIANT", True)
+    monkeypatch.setattr(invariance, "BATCH_INVARIANT", True)
     assert triton._choose_splits(ARCHITECTURES["sm_90"], 1, 1 << 20, 1) == 1
 
 
 def test_batch_invariance_has_one_shape_of_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "BATCH_INVARIANT", True)
+    monkeypatch.setattr(invariance, "BATCH_INVARIANT", True)
     for target in ARCHITECTURES.values():
         shapes = [triton._settings(target, 4, 128, 2, prefill=prefill) for prefill in (True, False)]
         assert shapes[0] == shapes[1]
