@@ -150,6 +150,7 @@ class Inference:
             head=prompt_head(block_hashes, text),
             session=session,
             tenant=self.tenant.name,
+            streams=self.body.stream,
         )
 
     def _headers(self) -> Headers:

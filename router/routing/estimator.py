@@ -6,10 +6,8 @@ rate as time goes on, and is put right whenever a first token arrives. Nothing i
 is stale: a request counts from the moment that it is sent.
 """
 
-import statistics
-from collections import deque
-
 from pagelet.protocol.replica import ReplicaDescription
+from pagelet.router.routing.prefill_speed import PrefillSpeed
 
 DEFAULT_PREFILL_RATE = 8000.0
 """Tokens a second of a replica of which nothing is known yet."""
@@ -17,11 +15,6 @@ DEFAULT_STEP_SECONDS = 0.02
 _LEAST_STEP_SECONDS = 1e-4
 _UNKNOWN_SEQS = 256
 """Most requests that a replica of which nothing is known runs at once."""
-_WINDOW_SECONDS = 0.25
-"""Busy time that makes one sample of the prefill rate."""
-_SAMPLES = 15
-"""Of the prefill rate, whose median counts: one stall or one lucky batch changes nothing."""
-_ENOUGH_SAMPLES = 3
 _OVERDUE = 2.0
 """A prompt that takes so many times as long as it should shows a replica that is slower than was
 thought; it is then taken to need as much time again as it is late."""
@@ -32,15 +25,30 @@ _WEIGHT = 0.1
 class InFlight:
     """One request on a replica."""
 
-    __slots__ = ("began", "decode_began", "prefilling", "tokens", "uncached")
+    __slots__ = (
+        "ahead",
+        "began",
+        "decode_began",
+        "prefilling",
+        "silent",
+        "tokens",
+        "took",
+        "uncached",
+    )
 
-    def __init__(self, uncached: int, now: float) -> None:
+    def __init__(self, uncached: int, ahead: int, now: float, silent: bool) -> None:
         self.uncached = uncached
+        self.ahead = ahead
+        """Tokens that were still to be computed before its own."""
         self.tokens = uncached
         """Tokens whose KV it holds for itself."""
         self.began = now
         self.decode_began = now
+        self.took: float | None = None
+        """Seconds to its first token."""
         self.prefilling = True
+        self.silent = silent
+        """Its first token comes with its last one."""
 
 
 class ReplicaEstimator:
@@ -56,15 +64,19 @@ class ReplicaEstimator:
         self._held_tokens = 0
         self._answer_seconds = 0.0
         """Mean time from the first token of an answer to its end."""
-        self._described_rate: float | None = None
-        self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._window_tokens = 0
-        self._window_seconds = 0.0
+        self._speed = PrefillSpeed(DEFAULT_STEP_SECONDS)
         self._max_num_seqs = _UNKNOWN_SEQS
         self._capacity_tokens: int | None = None
-        self.step_seconds = DEFAULT_STEP_SECONDS
-        self.rate: float | None = None
+
+    @property
+    def rate(self) -> float | None:
         """Prefill tokens a second; None while nothing is known of it."""
+        return self._speed.rate
+
+    @property
+    def start_seconds(self) -> float:
+        """What a first token takes besides the work of prompts."""
+        return self._speed.start_seconds
 
     @property
     def decoding(self) -> int:
@@ -95,15 +107,21 @@ class ReplicaEstimator:
         ranks = description.data_parallel_size
         self._max_num_seqs = description.max_num_seqs
         self._capacity_tokens = description.num_kv_blocks * description.block_size
-        if description.decode_step_seconds is not None:
-            self.step_seconds = max(_LEAST_STEP_SECONDS, description.decode_step_seconds)
-        if description.prefill_tokens_per_second is not None:
-            self._described_rate = max(1.0, description.prefill_tokens_per_second * ranks)
-            self._update_rate()
+        rate, step = description.prefill_tokens_per_second, description.decode_step_seconds
+        self._speed.describe(
+            None if rate is None else max(1.0, rate * ranks),
+            None if step is None else max(_LEAST_STEP_SECONDS, step),
+        )
 
-    def begin(self, uncached: int, now: float) -> InFlight:
-        """A request with so many tokens to prefill was sent."""
-        item = InFlight(uncached, now)
+    def begin(self, uncached: int, now: float, *, silent: bool = False) -> InFlight:
+        """A request with so many tokens to prefill was sent. Of a `silent` one nobody will hear
+        when that is done: it is taken to be when it should."""
+        ahead = self.pending_tokens
+        if self._queue:
+            rate = self.rate or DEFAULT_PREFILL_RATE
+            self._pass_silent(now, rate)
+            ahead = max(0, self.pending_tokens - int(self._done_tokens(now, rate)))
+        item = InFlight(uncached, ahead, now, silent)
         if not self._queue:
             self._head_since = now
         self._queue[id(item)] = item
@@ -114,25 +132,24 @@ class ReplicaEstimator:
 
     def first_token(self, item: InFlight, now: float) -> None:
         """A request's prefill is done."""
-        if not item.prefilling:
+        if not item.prefilling or item.silent:
             return
         self._leave_queue(item)
-        self._window_tokens += item.uncached
-        self._window_seconds += now - self._head_since
         self._head_since = now
         item.decode_began = now
-        if self._window_seconds >= _WINDOW_SECONDS:
-            self._samples.append(self._window_tokens / self._window_seconds)
-            self._window_tokens, self._window_seconds = 0, 0.0
-            self._update_rate()
+        item.took = now - item.began
 
     def generated(self, item: InFlight, count: int) -> None:
         """A request holds `count` tokens more."""
         item.tokens += count
         self._held_tokens += count
 
-    def end(self, item: InFlight, now: float) -> None:
-        """A request is gone from the replica."""
+    def end(self, item: InFlight, now: float, uncached: int | None = None) -> None:
+        """A request is gone from the replica, which had `uncached` tokens of it to prefill after
+        all, if it told."""
+        if item.took is not None:
+            own = item.uncached if uncached is None else max(1, uncached)
+            self._speed.observe(item.ahead + own, item.took)
         self.in_flight -= 1
         self._held_tokens -= item.tokens
         if item.prefilling:
@@ -146,11 +163,12 @@ class ReplicaEstimator:
     def wait_seconds(self, now: float, rate: float) -> float:
         """Estimated time until the replica would begin with one more prompt."""
         wait = 0.0
+        self._pass_silent(now, rate)
         if self._queue:
             head = next(iter(self._queue.values()))
-            elapsed, expected = now - self._head_since, head.uncached / rate
-            wait = self.pending_tokens / rate - min(elapsed, expected)
-            overdue = elapsed - _OVERDUE * (expected + self.step_seconds)
+            wait = (self.pending_tokens - self._done_tokens(now, rate)) / rate
+            expected = head.uncached / rate + self.start_seconds
+            overdue = now - self._head_since - _OVERDUE * expected
             if overdue > 0:
                 wait += overdue
         if self.in_flight >= self._max_num_seqs:
@@ -166,8 +184,17 @@ class ReplicaEstimator:
         del self._queue[id(item)]
         self.pending_tokens -= item.uncached
 
-    def _update_rate(self) -> None:
-        if len(self._samples) >= _ENOUGH_SAMPLES:
-            self.rate = max(1.0, statistics.median(self._samples))
-        else:
-            self.rate = self._described_rate
+    def _done_tokens(self, now: float, rate: float) -> float:
+        """Of the prompt at the head of the queue, which must be there."""
+        head = next(iter(self._queue.values()))
+        return min((now - self._head_since) * rate, head.uncached)
+
+    def _pass_silent(self, now: float, rate: float) -> None:
+        """Takes silent requests at the head of the queue to be done when they should be."""
+        while self._queue:
+            head = next(iter(self._queue.values()))
+            ends = self._head_since + head.uncached / rate
+            if not head.silent or ends > now:
+                return
+            self._leave_queue(head)
+            self._head_since = head.decode_began = ends

@@ -126,7 +126,10 @@ class Ticket:
             return
         self._ended = True
         prefilled = not self._in_flight.prefilling
-        self._replica.estimator.end(self._in_flight, now)
+        uncached = None
+        if actual_hit_tokens is not None:
+            uncached = self._request.num_prompt_tokens - actual_hit_tokens
+        self._replica.estimator.end(self._in_flight, now, uncached)
         self._fleet._learn(
             self._replica, self._request, self._known, now, ok or prefilled, actual_hit_tokens
         )
@@ -226,13 +229,14 @@ class Fleet:
             if rate is None:
                 rate = usual_rate = usual_rate or self.usual_rate
             wait = estimator.wait_seconds(now, rate)
-            prefill = (prompt - hit * replica.credit) / rate
+            prefill = max(1.0, prompt - hit * replica.credit) / rate
             candidates.append(
                 Candidate(
                     replica.replica_id,
                     hit,
                     wait,
-                    wait + prefill + estimator.step_seconds,
+                    prefill,
+                    wait + prefill + estimator.start_seconds,
                     float(estimator.in_flight),
                     0.0,
                 )
@@ -261,7 +265,7 @@ class Fleet:
             self._index.touch(request.block_hashes[:known])
         replica.own.add(request.block_hashes, known, now)
         uncached = request.num_prompt_tokens - int(decision.predicted_hit_tokens * replica.trust)
-        in_flight = replica.estimator.begin(max(1, uncached), now)
+        in_flight = replica.estimator.begin(max(1, uncached), now, silent=not request.streams)
         self._prefill_load.add(max(1, uncached) / (replica.estimator.rate or self.usual_rate), now)
         return Ticket(self, replica, request, known, in_flight)
 

@@ -20,6 +20,8 @@ class RouteRequest:
     head: bytes
     session: str | None = None
     tenant: str = ""
+    streams: bool = True
+    """Whether the answer comes as it is generated, and so tells when its prefill was done."""
 
 
 @dataclass(slots=True)
@@ -30,9 +32,11 @@ class Candidate:
     hit_tokens: int
     """Tokens of the prompt that its prefix cache is thought to hold."""
     wait_seconds: float
-    """Estimated time until it would begin with this prompt."""
+    """Estimated time that prompts sent before it take."""
+    prefill_seconds: float
+    """Estimated time that what is not cached of it takes."""
     ttft_seconds: float
-    """Estimated time to first token: wait, uncached prefill and one step."""
+    """Estimated time to first token: wait, prefill, and what any first token takes."""
     load: float
     """What policies of load balance: requests in flight."""
     score: float

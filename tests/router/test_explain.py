@@ -64,8 +64,8 @@ def test_a_running_request_is_explained_as_far_as_it_came():
 def test_people_see_every_candidate_and_what_happened():
     story = record("r-1", model="m", pool="p", status=200, prompt_tokens=512, cached_tokens=384)
     candidates = [
-        Candidate("http://a", 400, 0.25, 0.5, 3.0, 0.5, "holds the longest prefix"),
-        Candidate("http://b", 0, 0.0, 1.25, 0.0, 1.25),
+        Candidate("http://a", 400, 0.25, 0.2, 0.5, 3.0, 0.5, "holds the longest prefix"),
+        Candidate("http://b", 0, 0.0, 1.2, 1.25, 0.0, 1.25),
     ]
     first = story.decided(Decision("http://a", "cached prefix", 400, 0.5, candidates))
     first.outcome = "the connection was lost"

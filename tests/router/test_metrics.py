@@ -21,7 +21,7 @@ def record(**fields):
 
 
 def decided(record, predicted=0, outcome="completed"):
-    candidate = Candidate("a", predicted, 0.1, 0.2, 1.0, 0.5)
+    candidate = Candidate("a", predicted, 0.1, 0.05, 0.2, 1.0, 0.5)
     record.decided(Decision("a", "why", predicted, 0.2, [candidate])).outcome = outcome
     return record
 

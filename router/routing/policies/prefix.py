@@ -1,15 +1,15 @@
 """The default policy: go where the prompt is cached, unless waiting there costs more than it saves.
 
-A candidate's score is the time that the request would take until its first token, with its own
-prefill counted more than once: work that a replica elsewhere would not have had to do also delays
-those who come after, and evicts what others want to hit. So a request stays with the replica that
-holds most of it while others are a little shorter of work, and a prefix that is hotter than its
-holder can bear spreads, one replica at a time.
+A candidate's score is the time that the request would take until its first token. Copying a prefix
+delays those who come after and evicts what others want to hit, but the copy also serves those who
+come after: about as much of one as of the other, while there is work to spare. Where even the least
+busy replica has a queue, work that need not be done makes all of it later, and so it counts more
+than once. A prefix that is hotter than its holder can bear spreads, one replica at a time.
 
 Where no candidate holds anything of a prompt, its head decides on a hash ring: routers that know
 nothing of each other, or a router that just started, agree on a replica. The ring's
-choice is bounded by the requests that a replica has and by how much longer this one would wait;
-the more seldom heads come again, the less the ring counts.
+choice is bounded by the requests that a replica has, and by the time that it may save: the
+request's own prefill, times the chance that its head was there before.
 """
 
 import math
@@ -18,26 +18,20 @@ from collections import OrderedDict
 from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.types import Candidate, RouteRequest
 
-WORK_WEIGHT = 1.2
-"""How often a request's own prefill time counts. Found with `pagelet bench routing`: with less,
-conversations lose their caches to each other; with more, hot prefixes wait for their holders."""
-BACKLOG_WEIGHT = 1.0
-"""How much more often, for each such request that even the least busy replica has waiting: all of
-those would be later too. Without this a fleet that once fell behind would spread its prefixes, hit
-less, and stay behind."""
-NEW_HEAD_SLACK = 0.1
-"""How much longer than elsewhere a prompt may wait at the ring's choice, in units of its own
-prefill time, if heads never come twice."""
-KNOWN_HEAD_SLACK = 4.0
-"""The same for a head that comes again, and yet no replica is known to hold it: the index is not
-telling, and the ring is all that there is."""
+WORK_WEIGHT = 1.05
+"""How often a request's own prefill time counts: so much must be gained by more work, or it is done
+for nothing but an error of the estimates. Not for a trace: with 1.2 hot prefixes wait for their
+holders, and conversations gain nothing."""
+LEAST_SLACK = 0.1
+"""Share of a prompt's own prefill that estimates may be apart and still count as equal, or all new
+prompts would go to the one replica that looks fastest by chance."""
 _REMEMBERED_HEADS = 10_000
 _HEADS_THAT_COUNT = 30
 """About so many of the newest heads make the share of those that come again."""
 
 
 class Prefix:
-    """Least expected time to first token, own work weighed."""
+    """Least expected time to first token, own work weighed where all are behind."""
 
     def __init__(self, ring: HashRing, stay_seconds: float, bounded_load: float) -> None:
         self._ring = ring
@@ -54,18 +48,20 @@ class Prefix:
         least_ttft = least_wait = math.inf
         most, longest = 0, 0.0
         for c in candidates:
-            wait, ttft, hit = c.wait_seconds, c.ttft_seconds, c.hit_tokens
+            wait, prefill, ttft = c.wait_seconds, c.prefill_seconds, c.ttft_seconds
             if ttft < least_ttft:
                 least_ttft = ttft
             if wait < least_wait:
                 least_wait = wait
-            if ttft - wait > longest:
-                longest = ttft - wait
-            if hit > most:
-                most = hit
-        weight = WORK_WEIGHT + BACKLOG_WEIGHT * least_wait / longest
+            if prefill > longest:
+                longest = prefill
+            if c.hit_tokens > most:
+                most = c.hit_tokens
+        # Once more for each such request that even the least busy replica has waiting: else a fleet
+        # that once fell behind would spread its prefixes, hit less, and stay behind.
+        more = WORK_WEIGHT - 1.0 + least_wait / longest
         for c in candidates:
-            c.score = c.wait_seconds + weight * (c.ttft_seconds - c.wait_seconds)
+            c.score = c.ttft_seconds + more * c.prefill_seconds
         if not most:
             return self._by_ring(request, candidates, least_ttft, seen)
         chosen, bound = None, least_ttft + self._stay_seconds
@@ -84,8 +80,9 @@ class Prefix:
     ) -> tuple[Candidate, str]:
         """The first replica clockwise from the head that is not too busy, by the requests that it
         has and by the time that it would take."""
-        recurrence = 1.0 if seen else min(1.0, self._num_again / self._num_heads)
-        slack = NEW_HEAD_SLACK + (KNOWN_HEAD_SLACK - NEW_HEAD_SLACK) * recurrence
+        # What is saved there on average, if the ring knows where heads were that came again.
+        again = self._num_again / self._num_heads
+        slack = 1.0 if seen else min(1.0, max(LEAST_SLACK, again))
         by_id = {candidate.replica_id: candidate for candidate in candidates}
         total = sum(candidate.load for candidate in candidates) + 1
         most = math.ceil(self._bounded_load * total / len(candidates))
@@ -93,8 +90,7 @@ class Prefix:
             candidate = by_id.get(replica_id)
             if candidate is None or candidate.load + 1 > most:
                 continue
-            work = candidate.ttft_seconds - candidate.wait_seconds
-            if candidate.ttft_seconds <= least_ttft + slack * work:
+            if candidate.ttft_seconds <= least_ttft + slack * candidate.prefill_seconds:
                 return candidate, "hash of the head, its prefix is nowhere"
         best = min(candidates, key=lambda candidate: candidate.ttft_seconds)
         return best, "least time to first token, its prefix is nowhere"

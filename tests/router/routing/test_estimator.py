@@ -77,15 +77,46 @@ def test_a_full_cache_makes_new_requests_wait() -> None:
     assert estimator.wait_seconds(11.0, RATE) > 0.5
 
 
-def test_the_rate_is_what_is_seen_and_one_stall_changes_nothing() -> None:
+def answer(estimator: ReplicaEstimator, tokens: int, now: float, seconds: float) -> float:
+    """A request that is alone, and when it has ended."""
+    item = estimator.begin(tokens, now)
+    estimator.first_token(item, now + seconds)
+    estimator.end(item, now + seconds)
+    return now + seconds
+
+
+def test_the_rate_is_what_is_seen_and_one_stall_changes_little() -> None:
+    estimator, now = described(), 0.0
+    for number in range(80):
+        tokens = 100 + 200 * (number % 5)
+        seconds = 5.0 if number == 40 else 0.1 + tokens / 400
+        now = answer(estimator, tokens, now, seconds)
+    assert estimator.rate == pytest.approx(400, rel=0.25)
+    assert estimator.rate is not None
+    assert estimator.start_seconds + 500 / estimator.rate == pytest.approx(1.35, rel=0.15)
+
+
+def test_a_request_that_does_not_stream_is_no_prompt_once_that_should_be_done() -> None:
     estimator = described()
-    now = 0.0
-    for number in range(40):
-        item = estimator.begin(200, now)
-        now += 5.0 if number == 20 else 0.5  # 400 tokens a second
+    silent = estimator.begin(500, 0.0, silent=True)
+    assert estimator.wait_seconds(0.2, RATE) == pytest.approx(0.3)
+    assert estimator.wait_seconds(20.0, RATE) == 0
+    assert (estimator.pending_tokens, estimator.decoding) == (0, 1)
+    estimator.first_token(silent, 30.0)  # the whole answer
+    estimator.end(silent, 30.0)
+    assert estimator.rate == RATE, "how long an answer takes says nothing of its prompt"
+    assert estimator.in_flight == 0
+
+
+def test_what_a_cache_really_held_is_what_the_rate_is_made_of() -> None:
+    estimator, now = described(), 0.0
+    for _ in range(60):
+        item = estimator.begin(1, now)  # thought to be cached
+        now += 1.0
         estimator.first_token(item, now)
-        estimator.end(item, now)
-    assert estimator.rate == pytest.approx(400)
+        estimator.end(item, now, uncached=500)
+    assert estimator.rate is not None
+    assert estimator.start_seconds + 500 / estimator.rate == pytest.approx(1.0)
 
 
 def test_several_ranks_prefill_together() -> None:
