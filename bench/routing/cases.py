@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagelet.bench.routing.measure import Figures, measure
+from pagelet.bench.routing.peers import PEERS, make_peer
 from pagelet.bench.routing.replica import Hardware, SimulatedReplica
 from pagelet.bench.routing.simulate import (
     Conditions,
@@ -36,7 +37,7 @@ class Case:
     trace: str
     load: float
     policy: str
-    """A `PolicyName`, or `oracle`."""
+    """A `PolicyName`, one of `PEERS`, or `oracle`."""
     replicas: int = 8
     seconds: float = 30.0
     ttft_bound: float = 1.0
@@ -64,6 +65,8 @@ def simulate_case(case: Case, seed: int) -> Run:
     def make_router(replicas: Sequence[SimulatedReplica], number: int) -> Router:
         if case.policy == ORACLE:
             return OracleRouter(replicas)
+        if case.policy in PEERS:
+            return make_peer(case.policy, len(replicas))
         options = msgspec.convert({"policy": case.policy}, RoutingOptions)
         fleet = Fleet(options, seed=1000 * seed + number)
         return FleetRouter(fleet, replicas, case.conditions.described)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -18,15 +18,25 @@ from pagelet.bench.progress import Progress, show_progress
 from pagelet.bench.routing.cases import ORACLE, Case, CaseFailed, run_case_apart
 from pagelet.bench.routing.cost import measure_cost
 from pagelet.bench.routing.measure import Figures, medians
+from pagelet.bench.routing.peers import PEERS
 from pagelet.bench.routing.replica import Hardware
 from pagelet.bench.routing.simulate import Conditions
 from pagelet.bench.routing.traces import TRACES
 from pagelet.protocol.router import PolicyName
 
 _RESULT_VERSION = 1
-_POLICIES: tuple[str, ...] = (ORACLE, *typing.get_args(PolicyName))
+_POLICIES: tuple[str, ...] = (ORACLE, *typing.get_args(PolicyName), *PEERS)
 _TRACES = tuple(trace.name for trace in TRACES)
 _DEFAULTS = Conditions()
+_HARDWARE = Hardware()
+
+
+class _Result(NamedTuple):
+    case: Case
+    figures: Figures
+    """Medians over the seeds."""
+    tails: tuple[float, float]
+    """Least and greatest TTFT p99 of a seed."""
 
 
 def routing(
@@ -68,6 +78,15 @@ def routing(
     slow_replicas: Annotated[
         int, typer.Option(min=0, help="Replicas that take three times as long.")
     ] = _DEFAULTS.slow_replicas,
+    num_blocks: Annotated[
+        int, typer.Option(min=64, help="KV blocks of a replica.")
+    ] = _HARDWARE.num_blocks,
+    step_seconds: Annotated[
+        float, typer.Option(min=0, help="What a step takes.")
+    ] = _HARDWARE.step_seconds,
+    token_seconds: Annotated[
+        float, typer.Option(min=0, help="What each of a step's tokens adds to it.")
+    ] = _HARDWARE.token_seconds,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.  [default: one a core]")] = (
         os.cpu_count() or 1
     ),
@@ -102,8 +121,9 @@ def routing(
         restarts=restarts,
         forged_claims=min(forged_claims, replicas),
     )
+    hardware = Hardware(step_seconds, token_seconds, num_blocks=num_blocks)
     cases = [
-        Case(trace, load, policy, replicas, seconds, ttft_bound, Hardware(), conditions)
+        Case(trace, load, policy, replicas, seconds, ttft_bound, hardware, conditions)
         for load in loads or (0.7, 0.9)
         for trace in traces or _TRACES
         for policy in policies or _POLICIES
@@ -131,16 +151,14 @@ def routing(
             "cost": dataclasses.asdict(costs),
             "cases": [
                 dataclasses.asdict(case) | {"figures": dataclasses.asdict(figures)}
-                for case, figures in results
+                for case, figures, _ in results
             ],
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(document, indent=2))
 
 
-def _run(
-    cases: list[Case], seeds: int, jobs: int, progress: Progress
-) -> list[tuple[Case, Figures]]:
+def _run(cases: list[Case], seeds: int, jobs: int, progress: Progress) -> list[_Result]:
     """Each case's medians over all seeds, `jobs` runs at a time."""
     results = []
     with ThreadPoolExecutor(jobs) as pool:
@@ -150,27 +168,38 @@ def _run(
         try:
             for case, futures in zip(cases, runs, strict=True):
                 progress(f"{case.trace} at {case.load:g} of capacity: {case.policy}")
-                results.append((case, medians([future.result() for future in futures])))
+                figures = [future.result() for future in futures]
+                tails = sorted(each.ttft_p99 for each in figures)
+                results.append(_Result(case, medians(figures), (tails[0], tails[-1])))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return results
 
 
-def _tables(results: list[tuple[Case, Figures]]) -> Iterator[Table]:
+def _tables(results: list[_Result]) -> Iterator[Table]:
     """One for each trace and load."""
     for (trace, load), group in _grouped(results).items():
         about = next(one.about for one in TRACES if one.name == trace)
         table = Table(title=f"{trace} ({about}) at {load:g} of capacity", title_justify="left")
         table.add_column("policy")
-        for header in ("hit rate", "TTFT p50 ms", "p99 ms", "good", "refused", "imbalance"):
+        for header in (
+            "hit rate",
+            "TTFT p50 ms",
+            "p99 ms",
+            "of all seeds",
+            "good",
+            "refused",
+            "imbalance",
+        ):
             table.add_column(header, justify="right")
-        for case, figures in group:
+        for case, figures, (least, most) in group:
             table.add_row(
                 case.policy,
                 f"{figures.hit_rate:.1%}",
                 f"{figures.ttft_p50 * 1e3:,.0f}",
                 f"{figures.ttft_p99 * 1e3:,.0f}",
+                f"{least * 1e3:,.0f} to {most * 1e3:,.0f}",
                 f"{figures.goodput:.1%}",
                 f"{figures.refused:.1%}",
                 f"{figures.imbalance:.2f}",
@@ -179,9 +208,9 @@ def _tables(results: list[tuple[Case, Figures]]) -> Iterator[Table]:
 
 
 def _grouped(
-    results: list[tuple[Case, Figures]],
-) -> dict[tuple[str, float], list[tuple[Case, Figures]]]:
-    groups: dict[tuple[str, float], list[tuple[Case, Figures]]] = {}
-    for case, figures in results:
-        groups.setdefault((case.trace, case.load), []).append((case, figures))
+    results: list[_Result],
+) -> dict[tuple[str, float], list[_Result]]:
+    groups: dict[tuple[str, float], list[_Result]] = {}
+    for result in results:
+        groups.setdefault((result.case.trace, result.case.load), []).append(result)
     return groups

@@ -61,10 +61,20 @@ class Outcome:
     predicted_ttft: float = 0.0
 
 
+class Sent(Protocol):
+    """What a router wants to hear of a request that it sent; see `Ticket`."""
+
+    def on_first_byte(self, now: float) -> None: ...
+
+    def on_tokens(self, count: int, now: float) -> None: ...
+
+    def on_end(self, now: float, *, ok: bool, actual_hit_tokens: int | None = None) -> None: ...
+
+
 class Router(Protocol):
     """Chooses replicas, and hears what comes of it."""
 
-    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Ticket | None]:
+    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Sent | None]:
         """The replica's number, the predicted hit and TTFT, and a ticket to tell the rest to."""
         ...
 
@@ -82,7 +92,7 @@ class FleetRouter:
         for replica in replicas:
             fleet.add(replica.name, replica.describe() if described else None, 0.0)
 
-    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Ticket | None]:
+    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Ticket]:
         """As the proxy does for every request."""
         decision = self._fleet.choose(request, now, eligible=self._numbers)
         assert decision is not None
@@ -105,7 +115,7 @@ class OracleRouter:
     def __init__(self, replicas: Sequence[SimulatedReplica]) -> None:
         self._replicas = replicas
 
-    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Ticket | None]:
+    def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, None]:
         """The replica that would answer first."""
         prompt, hashes = request.num_prompt_tokens, request.block_hashes
         times = [replica.exact_ttft(now, prompt, hashes) for replica in self._replicas]
@@ -166,7 +176,7 @@ class _Simulation:
         self._order = itertools.count()
         self._now = 0.0
         self._outcomes: dict[int, Outcome] = {}
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Sent] = {}
         self._hashes: dict[int, list[bytes]] = {}
         """By the identity of a prompt's first part."""
         self._next_turns: dict[int, list[Item]] = {}
