@@ -32,6 +32,7 @@ from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.embeddings import EmbeddingRequest
 from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.rate_limits import rate_limit_names
 from pagelet.protocol.openai.responses import ResponseRequest
 from pagelet.protocol.openai.scores import RerankRequest, ScoreRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
@@ -75,7 +76,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", *rate_limit_names("requests")],
         )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

@@ -36,9 +36,16 @@ async def start_conversation(
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """A finding under the name of the field that the client sent."""
-    param = None if error.param is None else names.get(error.param, error.param)
-    return InvalidRequest(str(error), param, error.code)
+    """A finding under the name of the field that the client sent, also where its words begin with
+    the name."""
+    if error.param is None or error.param not in names:
+        return error
+    param, message = names[error.param], str(error)
+    for quote in ("", "'"):
+        named = f"{quote}{error.param}{quote}"
+        if message.startswith((f"{named} ", f"{named}:")):
+            message = f"{quote}{param}{quote}{message[len(named) :]}"
+    return InvalidRequest(message, param, error.code)
 
 
 def finding(error: ValidationError, names: Mapping[str, str]) -> InvalidRequest:

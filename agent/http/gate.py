@@ -118,7 +118,9 @@ class Gate:
         try:
             if counted:
                 self._admit(context, headers, scope)
-            await self._app(scope, receive, tagged_send)
+            # Probes may ask for the head alone; the HTTP server leaves the body out then.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(asked, receive, tagged_send)
         except (ClientDisconnect, ClientGone):
             context.status = _CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:

@@ -31,6 +31,12 @@ async def pool_prompts(
     lora = server.adapter_of(body.model)
     limit = body.truncate_prompt_tokens
     limit = llm.max_model_len if limit == -1 else limit
+    if limit is not None and limit < 1:
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be at least 1, or -1 for as many as the model takes, got "
+            f"{limit}",
+            "truncate_prompt_tokens",
+        )
     streams: list[RequestStream] = []
     most = server.admission.bound
     if most is not None and len(prompts) > most:

@@ -43,12 +43,10 @@ def response_error_event(error: "ApiError", sequence_number: int) -> bytes:
 
 
 def error_type(status: int) -> str:
-    """OpenAI's error type for an HTTP status."""
+    """OpenAI's error type for an HTTP status. That of 429 says what there were too many of."""
     if status >= 500:
         return "server_error"
-    return {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
-        status, "invalid_request_error"
-    )
+    return {403: "permission_error", 429: "requests"}.get(status, "invalid_request_error")
 
 
 class ApiError(Exception):
@@ -91,6 +89,10 @@ def param_name(location: Sequence[int | str]) -> str | None:
     return name[:_SHOWN] or None
 
 
+def _items(count: int) -> str:
+    return f"{count} item" if count == 1 else f"{count} items"
+
+
 def describe(error: Mapping[str, Any]) -> ErrorDetail:
     """One of `pydantic.ValidationError.errors()` as OpenAI's API would say it."""
     kind: str = error["type"]
@@ -110,6 +112,11 @@ def describe(error: Mapping[str, Any]) -> ErrorDetail:
     elif kind == "missing":
         code = "missing_required_parameter"
         message = f"Missing required parameter: '{param}'."
+    elif kind == "too_short" and "message" not in context:
+        least, found = context["min_length"], context["actual_length"]
+        message = f"'{param}' needs at least {_items(least)}, and has {found}."
+    elif kind == "too_long" and "message" not in context:
+        message = f"'{param}' takes at most {_items(context['max_length'])}."
     elif "message" in context:
         code = kind
         message = f"'{param}' {message}." if param else message

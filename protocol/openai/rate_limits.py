@@ -21,8 +21,10 @@ def rate_limit_headers(
 
     `reset_after` is the time in seconds until the whole limit is there again.
     """
-    return [
-        (f"x-ratelimit-limit-{what}", str(limit)),
-        (f"x-ratelimit-remaining-{what}", str(max(0, int(remaining)))),
-        (f"x-ratelimit-reset-{what}", format_duration(reset_after)),
-    ]
+    values = (str(limit), str(max(0, int(remaining))), format_duration(reset_after))
+    return list(zip(rate_limit_names(what), values, strict=True))
+
+
+def rate_limit_names(what: str) -> list[str]:
+    """The headers' names."""
+    return [f"x-ratelimit-{value}-{what}" for value in ("limit", "remaining", "reset")]

@@ -182,9 +182,11 @@ class Grant:
 
 
 def _too_many(message: str, what: Limited, headers: dict[str, str]) -> ApiError:
-    return ApiError(
+    error = ApiError(
         429, message, code="rate_limit_exceeded", headers=headers, reason=f"{what}_limit"
     )
+    error.detail.type = what
+    return error
 
 
 def _left(used: float, limit: int | None, elapsed: float) -> float:

@@ -95,7 +95,7 @@ def test_no_key_a_wrong_key_and_a_revoked_key_get_401(gate, keys_file):
     with pytest.raises(openai.AuthenticationError) as wrong:
         models(gate, "pgl-wrong")
     assert wrong.value.code == "invalid_api_key"
-    assert wrong.value.type == "authentication_error"
+    assert wrong.value.type == "invalid_request_error"
     assert models(gate, KEYS["revoked"])
     write_keys(keys_file, without=["revoked"])
 

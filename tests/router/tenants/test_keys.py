@@ -66,7 +66,7 @@ def test_a_refusal_has_openais_shape(tmp_path):
         with pytest.raises(ApiError) as error:
             directory.identify(authorization)
         assert error.value.status == 401
-        assert error.value.detail.type == "authentication_error"
+        assert error.value.detail.type == "invalid_request_error"
         assert error.value.detail.code == "invalid_api_key"
         assert error.value.headers == {"WWW-Authenticate": "Bearer"}
         assert "wrong-key" not in str(error.value)
