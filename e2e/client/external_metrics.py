@@ -1,7 +1,7 @@
 """An adapter of external metrics for HorizontalPodAutoscalers: `python3 -c THIS PROMETHEUS`.
 
-What is asked for is the sum over the series of that name, namespace and labels. It listens at port
-6443, with the certificate of `/secret`.
+What is asked for is the sum over the series of that name, namespace and labels, or what that was
+last, if it was within a minute. It listens at port 6443, with the certificate of `/secret`.
 """
 
 import datetime
@@ -21,7 +21,8 @@ def values(namespace: str, name: str, selector: str) -> list[dict[str, Any]]:
     """One value, or none where there is no series. `selector` is as in `a=b,c=d`."""
     labels = [pair.split("=") for pair in selector.split(",")]
     asked = ",".join(f'{label}="{value}"' for label, value in [("namespace", namespace), *labels])
-    query = urllib.parse.urlencode({"query": f"sum({name}{{{asked}}})"})
+    total = f"sum({name}{{{asked}}})"
+    query = urllib.parse.urlencode({"query": f"{total} or last_over_time({total}[1m:5s])"})
     with urllib.request.urlopen(f"{sys.argv[1]}/api/v1/query?{query}", timeout=10) as answer:
         found = json.load(answer)["data"]["result"]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

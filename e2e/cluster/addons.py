@@ -26,7 +26,7 @@ PROMETHEUS: Final = "prometheus-operated"
 """Its Service, as the Prometheus Operator calls it, and the chart expects it."""
 _ADAPTER: Final = "external-metrics"
 _USER: Final = 65532
-_SCRAPE_SECONDS: Final = 2
+_SCRAPE: Final = "2s"
 
 Object = dict[str, Any]
 
@@ -46,7 +46,7 @@ def _wait(kubectl: Kubectl, *deployments: str) -> None:
 
 
 def install_prometheus(cluster: Cluster) -> None:
-    """It scrapes every pod that asks for it by annotation, each `_SCRAPE_SECONDS`."""
+    """It scrapes every pod that asks for it by annotation, each `_SCRAPE`."""
     say("Installing Prometheus")
     _load(cluster, programs.PROMETHEUS)
     kubectl = Kubectl(cluster.kubeconfig, MONITORING)
@@ -247,7 +247,7 @@ def _configuration() -> Object:
         {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
     ]
     return {
-        "global": {"scrape_interval": f"{_SCRAPE_SECONDS}s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": _SCRAPE, "scrape_timeout": _SCRAPE},
         "scrape_configs": [
             {
                 "job_name": "pods",

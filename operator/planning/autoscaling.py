@@ -19,6 +19,9 @@ _POOL: Final = "stable"
 _POLL_SECONDS: Final = 5
 _FAILURES: Final = 3
 """Questions to Prometheus without an answer before the count is held on purpose."""
+_GAP: Final = "1m:5s"
+"""For which the last demand stands in for one that is not known, and how closely that is looked
+for: longer than KEDA takes to hold the count, and than two scrapes are usually apart."""
 
 
 def autoscaling_objects(service: InferenceService, context: Context) -> list[Object]:
@@ -32,9 +35,14 @@ def autoscaling_objects(service: InferenceService, context: Context) -> list[Obj
 
 
 def demand_query(service: InferenceService) -> str:
-    """PromQL: replicas that the demand asks for."""
+    """PromQL: replicas that the demand asks for, or did last, if that is not long ago.
+
+    A HorizontalPodAutoscaler remembers nothing of a time in which it was told nothing, so after a
+    gap the first demand would count alone, however little of the load it shows.
+    """
     labels = f'namespace="{service.namespace}",service="{service.name}",pool="{_POOL}"'
-    return f"max(sum by (target) ({DEMAND}{{{labels}}}))"
+    now = f"max(sum by (target) ({DEMAND}{{{labels}}}))"
+    return f"{now} or last_over_time({now}[{_GAP}])"
 
 
 def _target(service: InferenceService) -> Object:
