@@ -1,10 +1,12 @@
-"""Decode steps replayed from CUDA graphs.
+"""Decode steps, and those with drafts, replayed from CUDA graphs.
 
 A small model's step is hundreds of kernels that each take less time than Python needs to launch
 them. A CUDA graph is all of them in one launch, but it fixes their addresses and sizes. So there is
 one graph for each of a ladder of batch sizes, over buffers that never move; a step is padded up to
-the next size with rows that read and write nothing but the null block. Steps that prefill are not
-replayed: they are of any shape, and long enough to hide their launches.
+the next size with rows that read and write nothing but the null block. A request that computes a
+few tokens, as with drafts that are to be verified, has a row for each: as all keys of a step are
+written before a layer attends, a token is a decode whose context ends with it. Steps that prefill
+more are not replayed: they are of any shape, and long enough to hide their launches.
 """
 
 import os
@@ -22,6 +24,8 @@ Forward = Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], torch.
 
 _DRIVER_BYTES = 8 << 20
 """An estimate of what a captured graph's nodes take."""
+_LONGEST_QUERY = 8
+"""Tokens of a request that are rows of their own, which all read its context."""
 _LARGEST = 512
 """Of the sizes chosen here. Beyond it a step's kernels are long enough to hide their launches."""
 
@@ -165,19 +169,18 @@ class GraphForward:
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: list[AttentionMetadata]
     ) -> torch.Tensor:
         """Final hidden states [num_tokens, hidden_size], valid until the next call."""
-        size = self._size_for(attention[0])
+        size = self._size_for(attention[0], len(input_ids))
         if size is None:
             return self._forward(input_ids, positions, attention)
         self._load(input_ids, positions, attention, size)
         self._replay[size]()
         return self._hidden[: len(input_ids)]
 
-    def _size_for(self, meta: AttentionMetadata) -> int | None:
+    def _size_for(self, meta: AttentionMetadata, num_tokens: int) -> int | None:
         """The least size that a step fits; None if it has to run without a graph."""
-        num_reqs = len(meta.query_lens_cpu)
-        if meta.max_query_len > 1:
+        if meta.max_query_len > _LONGEST_QUERY:
             return None
-        return next((size for size in self.sizes if size >= num_reqs), None)
+        return next((size for size in self.sizes if size >= num_tokens), None)
 
     def _load(
         self,
@@ -193,13 +196,20 @@ class GraphForward:
         self._input_ids[padding] = 0
         self._positions[:count] = positions
         self._positions[padding] = 0
-        self._seq_lens[:count] = attention[0].seq_lens
+        self._seq_lens[:count] = positions + 1
         self._seq_lens[padding] = 1
+        request_of_token: torch.Tensor | None = None
+        if attention[0].max_query_len > 1:
+            query_lens = attention[0].query_start_loc.diff()
+            request_of_token = torch.repeat_interleave(query_lens, output_size=count)
         for table, slots, meta in zip(
             self._block_tables, self._slot_mappings, attention, strict=True
         ):
             # What is to the right of a row's own blocks lies beyond its length and is not read.
-            table[:count, : meta.block_table.shape[1]] = meta.block_table
+            blocks = meta.block_table
+            if request_of_token is not None:
+                blocks = blocks.index_select(0, request_of_token)
+            table[:count, : blocks.shape[1]] = blocks
             table[padding, :1] = 0
             slots[:count] = meta.slot_mapping
             slots[padding] = 0

@@ -82,6 +82,23 @@ def test_tokens_are_those_of_steps_without_graphs(kind: str) -> None:
     assert eight not in graphs.replays
 
 
+def test_a_few_tokens_of_a_request_are_rows_of_a_graph() -> None:
+    """As drafts are; beside decodes, across blocks, and within a sliding window."""
+    model = tiny_transformers_model("Mistral", sliding_window=9)
+    graphs = FakeGraphs()
+    found = []
+    for use in (graphs, None):
+        runner, hand = make(model, use)
+        hand.add(0, PROMPTS[0])
+        hand.add(1, PROMPTS[1])
+        for parts in ({0: 5}, {0: 3, 1: 4}, {1: 3, 0: 5}, [0, 1], [1, 0]):
+            step(runner, hand, parts)
+        found.append([hand.finish(request) for request in (0, 1)])
+    assert found[0] == found[1]
+    eight, two = 0, 2
+    assert graphs.replays == [eight] * 3 + [two] * 2
+
+
 def test_padding_writes_to_the_null_block_alone() -> None:
     graphs = FakeGraphs()
     runner, hand = make(tiny_transformers_model("Llama"), graphs)
@@ -121,6 +138,45 @@ def test_sizes_that_were_asked_for_are_cut_to_what_can_run() -> None:
 
 BLOCK, LENGTH = 4, 16
 STEPS = st.lists(st.lists(st.integers(1, LENGTH), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=4))
+def test_each_token_has_its_requests_blocks_and_its_own_length(lens: list[tuple[int, int]]) -> None:
+    """Requests of (tokens, tokens before them)."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, attention: list[AttentionMetadata]
+    ) -> torch.Tensor:
+        assert attention[0].max_query_len == 1
+        seen.append((attention[0].seq_lens.clone(), attention[0].block_table.clone()))
+        return input_ids[:, None].double()
+
+    sizes = {"num_groups": 1, "block_size": BLOCK, "max_model_len": LENGTH, "device": CPU}
+    graphed = GraphForward(forward, FakeGraphs(), [32], **sizes)
+    query_lens = [count for count, _ in lens]
+    seq_lens = [count + first for count, first in lens]
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    positions = [first + i for count, first in lens for i in range(count)]
+    table = torch.arange(1, 4 * len(lens) + 1, dtype=torch.int32).view(len(lens), 4)
+    attention = AttentionMetadata(
+        starts,
+        torch.tensor(seq_lens, dtype=torch.int32),
+        table,
+        torch.arange(len(positions)),
+        max(query_lens),
+        max(seq_lens),
+        query_lens,
+        seq_lens,
+    )
+    ids = torch.arange(len(positions))
+    assert torch.equal(graphed(ids, torch.tensor(positions), [attention])[:, 0], ids.double())
+    found_lens, found_table = seen[-1]
+    owners = [request for request, (count, _) in enumerate(lens) for _ in range(count)]
+    count = len(positions)
+    assert found_lens.tolist() == [position + 1 for position in positions] + [1] * (32 - count)
+    assert torch.equal(found_table[:count], table[owners])
 
 
 @settings(max_examples=50)

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from pagelet.engine.kv.spec import make_layout
+from pagelet.engine.layers.context import AttentionMetadata
 from pagelet.engine.runner import logits as logits_module
 from pagelet.engine.runner import logprobs as logprobs_module
 from pagelet.engine.runner import sampler as sampler_module
@@ -98,6 +99,23 @@ def test_a_step_with_all_that_requests_can_ask_for(watch: SyncWatch) -> None:
         sampled = sample_tokens(logits, rows, inputs.rows, inputs.seq_lens, masked)
         rows.append(inputs.rows, inputs.seq_lens, sampled.token_ids)
         assert sampled.token_ids.device == GPU
+    assert watch.waits == []
+
+
+def test_a_graph_of_requests_with_some_tokens_each(watch: SyncWatch) -> None:
+    sizes = {"num_groups": 1, "block_size": 4, "max_model_len": 64, "device": GPU}
+    graphed = GraphForward(
+        lambda ids, positions, attention: torch.empty(len(ids), 16, device=GPU),
+        FakeGraphs(),
+        [8],
+        **sizes,
+    )
+    watch.waits.clear()  # those of the start-up
+    ints = torch.empty(3, dtype=torch.int32, device=GPU)
+    table = torch.empty(2, 3, dtype=torch.int32, device=GPU)
+    tokens = torch.empty(5, dtype=torch.int64, device=GPU)
+    meta = AttentionMetadata(ints, ints[:2], table, tokens, 3, 9, [3, 2], [9, 4])
+    assert graphed(tokens, tokens, [meta]).shape == (5, 16)
     assert watch.waits == []
 
 
