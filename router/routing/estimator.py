@@ -116,10 +116,9 @@ class ReplicaEstimator:
     def begin(self, uncached: int, now: float, *, silent: bool = False) -> InFlight:
         """A request with so many tokens to prefill was sent. Of a `silent` one nobody will hear
         when that is done: it is taken to be when it should."""
-        ahead = self.pending_tokens
+        ahead, rate = 0, self.rate or DEFAULT_PREFILL_RATE
+        self._pass_silent(now, rate)
         if self._queue:
-            rate = self.rate or DEFAULT_PREFILL_RATE
-            self._pass_silent(now, rate)
             ahead = max(0, self.pending_tokens - int(self._done_tokens(now, rate)))
         item = InFlight(uncached, ahead, now, silent)
         if not self._queue:

@@ -152,3 +152,10 @@ def test_nothing_is_left_when_all_have_ended(steps: list[tuple[int, int, float]]
         estimator.end(item, now)
     assert estimator.in_flight == estimator.pending_tokens == 0
     assert estimator.wait_seconds(now, RATE) == 0
+
+
+def test_nothing_is_ahead_of_a_request_when_what_nobody_hears_of_must_be_done() -> None:
+    estimator = described()
+    estimator.begin(500, 0.0, silent=True)
+    assert estimator.begin(500, 0.25, silent=True).ahead == 250
+    assert estimator.begin(500, 9.0).ahead == 0
