@@ -23,9 +23,9 @@ KINDS = {
 PROMPT = [5, 17, 99, 3, 42, 8, 64, 23, 77, 1, 30, 12, 55]
 
 
-def make(model, *, capacity=3, dtype="float64"):
+def make(model, *, capacity=3, dtype="float64", quantization="auto"):
     options = tiny_options()
-    options.model.dtype = dtype
+    options.model.dtype, options.model.quantization = dtype, quantization
     options.cache.block_size = 8 if dtype == "float64" else 16
     options.lora = LoraOptions(enabled=True, max_loras=3, max_cpu_loras=capacity)
     runner = ModelRunner(options, tiny_config(model), model.state_dict().items(), 128)
@@ -154,3 +154,21 @@ def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):
     os.mkfifo(tmp_path / "adapter_config.json")
     with pytest.raises(ModelSourceError, match="is not a file"):
         read_adapter("a", tmp_path, tiny_config(model), 8)
+
+
+@pytest.mark.parametrize(("quantization", "nearer"), [("int8", 4), ("int4", 1.4)])
+def test_adapters_of_a_quantised_base_are_near_the_merged_models(quantization, nearer, tmp_path):
+    model = tiny_transformers_model("Llama", head_dim=16).float()
+    adapters = three_adapters(model, tmp_path)
+    runner, hand = make(model, dtype="float32", quantization=quantization)
+    assert runner.info.quantization == quantization
+    for number, (adapter, _) in enumerate(adapters):
+        hand.add(number, PROMPT, lora=adapter, prompt_logprobs=0)
+    hand.add(3, PROMPT, prompt_logprobs=0)
+    result = runner.execute(hand.plan([2, 0, 3, 1]))
+    models = [merged for _, merged in adapters] + [model]
+    for sampled in result.sampled:
+        found = torch.tensor([entry.logprobs[0] for entry in sampled.prompt_logprobs])
+        away = [(found - torch.tensor(prompt_logprobs(each))).abs().mean() for each in models]
+        own = away.pop(sampled.request_id)
+        assert min(away) > nearer * own
