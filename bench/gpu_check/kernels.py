@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -10,7 +10,10 @@ from pagelet.bench.gpu_check.check import Check
 from pagelet.kernels.dispatch import REFERENCE, Op
 from pagelet.kernels.embedding import embedding
 from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from pagelet.kernels.linear import grouped_linear
+from pagelet.kernels.linear.grouped import GroupedWeight
 from pagelet.kernels.moe import moe
+from pagelet.kernels.moe.experts import GroupedExperts
 from pagelet.kernels.paged_attention import paged_attention
 from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
 from pagelet.kernels.rotary import rotary_kv_write
@@ -112,6 +115,33 @@ def _moe(tokens: int) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]
     return make
 
 
+def _quantized_linear(
+    kind: Literal["int8", "fp8"], tokens: int
+) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]]:
+    def make(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        weight = maker(512, _HIDDEN, dtype=torch.float32) * _HIDDEN**-0.5
+        return (maker(tokens, _HIDDEN), GroupedWeight.from_floats(weight, kind)), {}
+
+    return make
+
+
+def _quantized_moe(tokens: int) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]]:
+    def make(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        (x, router, *matrices, top_k, renormalize), options = _moe(tokens)(maker)
+        quantized = [_quantized_experts(matrix) for matrix in matrices]
+        return (x, router, *quantized, top_k, renormalize), options
+
+    return make
+
+
+def _quantized_experts(matrices: torch.Tensor) -> GroupedExperts:
+    weights = [GroupedWeight.from_floats(matrix, "int8") for matrix in matrices]
+    experts = GroupedExperts.empty(len(weights), matrices.shape[1], weights[0])
+    for expert, weight in enumerate(weights):
+        experts.put(expert, 0, weight)
+    return experts
+
+
 def _sample(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
     rows = 12
 
@@ -159,6 +189,12 @@ CASES = [
     ),
     Case("moe, decode", moe, _moe(3)),
     Case("moe, prefill", moe, _moe(70)),
+    Case("moe of int8, decode", moe, _quantized_moe(3)),
+    Case("moe of int8, prefill", moe, _quantized_moe(70)),
+    Case("linear of int8, decode", grouped_linear, _quantized_linear("int8", 5)),
+    Case("linear of int8, prefill", grouped_linear, _quantized_linear("int8", 130)),
+    Case("linear of fp8, decode", grouped_linear, _quantized_linear("fp8", 5)),
+    Case("linear of fp8, prefill", grouped_linear, _quantized_linear("fp8", 130)),
     Case("sample", sample, _sample, dtypes=_FLOAT, exact=True),
     Case("mask_tokens", mask_tokens, _mask, changed=0, dtypes=_FLOAT, exact=True),
     Case(
