@@ -22,7 +22,7 @@ from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import ModelConfig, context_length
 from pagelet.engine.observer import EngineObserver
 from pagelet.engine.output_processor import OutputProcessor
-from pagelet.engine.outputs import EngineDead
+from pagelet.engine.outputs import EngineAbsent, EngineDead
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.request_stream import RequestStream
 from pagelet.engine.resume import AnswerSoFar
@@ -322,7 +322,7 @@ class AsyncLLM:
             raise EngineDead(self._broken_off)
         connected = [engine for engine in self._engines if engine.client.connected]
         if not connected:
-            raise EngineDead("the engine is not ready: it is starting, or starting again")
+            raise EngineAbsent("the engine is not ready: it is starting, or starting again")
         if preferred is not None and self._engines[preferred].client.connected:
             return self._engines[preferred]
         first = next(self._next_engine) % len(connected)

@@ -68,3 +68,7 @@ class RequestOutput:
 
 class EngineDead(RuntimeError):
     """The engine died or is not there: HTTP 503; a retry may succeed once it is back."""
+
+
+class EngineAbsent(EngineDead):
+    """The engine is not there, and has seen nothing of the request."""

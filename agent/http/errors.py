@@ -5,7 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pagelet.engine.outputs import EngineDead
+from pagelet.engine.outputs import EngineAbsent, EngineDead
 from pagelet.protocol.anthropic.errors import error_body
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import ApiError, describe, retry_after
@@ -26,7 +26,7 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(
                 503,
                 str(error),
-                code="engine_unavailable",
+                code="engine_starting" if isinstance(error, EngineAbsent) else "engine_unavailable",
                 headers={"Retry-After": retry_after(_ENGINE_BACK_IN)},
                 reason="engine_down",
             )

@@ -32,6 +32,10 @@ _MOST_HOLD: Final = 10.0
 """Seconds for which a replica's Retry-After is believed; probes know better then."""
 _ENGINE_DEAD: Final = "engine_unavailable"
 """The code by which a replica says that its engine died, perhaps of this very request."""
+_ENGINE_ABSENT: Final = "engine_starting"
+"""The code by which it says that its engine is not back yet, and saw nothing of the request."""
+_ABSENT_SECONDS: Final = 1.0
+"""For which it is then left alone, at least; probes tell when it is ready."""
 _USAGE_TAIL: Final = 4096
 
 
@@ -260,6 +264,9 @@ class Forwarding:
         """What an answer of 429 or of 500 and above means."""
         error = _error_of(response, body)
         outcome = f"HTTP {response.status} {error.detail.code or ''}".rstrip()
+        if error.detail.code == _ENGINE_ABSENT:
+            self._pool.on_refusal(replica, _ABSENT_SECONDS)
+            return Lost("leave", error, outcome)
         if response.status in _REFUSALS and error.detail.code != _ENGINE_DEAD:
             self._pool.on_refusal(replica, _seconds(response.header(b"retry-after")))
             return Lost("refusal", error, outcome)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from pagelet.engine.observer import EngineObserver
 from pagelet.engine.outputs import (
-    EngineDead,
+    EngineAbsent,
     Logprob,
     PositionLogprobs,
     RequestOutput,
@@ -122,7 +122,7 @@ class FakeLLM:
         lora=None,
     ):
         if not self.is_ready:
-            raise EngineDead("the engine is not ready")
+            raise EngineAbsent("the engine is not ready")
         ids = await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
         if not ids:
             raise InvalidRequest("the prompt is empty", "prompt")

@@ -261,6 +261,7 @@ def test_errors_are_the_clients_own(server, client):
     with pytest.raises(openai.InternalServerError) as down:
         chat(client)
     assert down.value.status_code == 503
+    assert down.value.code == "engine_starting"
     assert down.value.response.headers["retry-after"] == "5"
     assert server.state.admission.in_flight == 0
 

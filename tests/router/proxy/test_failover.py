@@ -124,6 +124,29 @@ async def test_a_dead_engine_counts_as_a_death_although_its_server_answers(route
         assert sum(asked(fleet)) == 2
 
 
+async def test_engines_that_are_starting_are_waited_for_and_blame_no_request(routed) -> None:
+    absent = error(503, "engine_starting", ["Retry-After: 5"])
+    all_asked = asyncio.Event()
+
+    async def starting(asked_now):
+        if sum(asked(fleet)) == 3:
+            all_asked.set()
+        await absent(asked_now)
+
+    fleet_of = replicas(starting, starting, starting)
+    async with routed(*fleet_of, queue_timeout=30.0) as fleet:
+        waiting = asyncio.create_task(fleet.post())
+        await all_asked.wait()
+        assert asked(fleet) == [1, 1, 1]
+        assert not waiting.done()
+        fleet_of[1].answer = whole(GOOD)
+        assert (await waiting).status_code == 200
+    async with routed(*replicas(absent), queue_timeout=0.5) as fleet:
+        response = await fleet.post()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_starting"
+
+
 async def test_when_all_are_full_the_client_hears_it(routed) -> None:
     full = error(429, "queue_full", ["Retry-After: 3"])
     async with routed(*replicas(full, full, full)) as fleet:
