@@ -458,7 +458,7 @@ def _spoil(rng: random.Random, body: dict[str, Any]) -> None:
         case 1:
             del container[key]
         case _:
-            container[key] = rng.choice(HOSTILE)
+            container[key] = copy.deepcopy(rng.choice(HOSTILE))
 
 
 def _body(rng: random.Random) -> tuple[str, dict[str, Any]]:
