@@ -3,9 +3,10 @@
 _KEPT = 0.97
 """What an answer counts for after the next one: the newest thirty or so make the line, enough for
 two coefficients and few enough to follow a change of load within seconds."""
-_PRIOR = 2.0
+_PRIOR = 8.0
 """The rate that is known beforehand counts as so many answers, each as far from the mean in its
-tokens as that is from none: prompts that are all alike tell nothing of the slope."""
+tokens as that is from none: prompts that are all alike tell nothing of the slope, and what replicas
+that are alike seem to differ by is chance. A quarter of those that count."""
 _LEAST_SLOPE = 0.2
 """Share of the mean time that is taken for work at least, or chance would make work free."""
 _STALLED = 3.0

@@ -18,13 +18,12 @@ from collections import OrderedDict
 from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.types import Candidate, RouteRequest
 
-WORK_WEIGHT = 1.05
-"""How often a request's own prefill time counts: so much must be gained by more work, or it is done
-for nothing but an error of the estimates. Not for a trace: with 1.2 hot prefixes wait for their
-holders, and conversations gain nothing."""
-LEAST_SLACK = 0.1
+WORK_WEIGHT = 1.01
+"""How often a request's own prefill time counts: just enough that equal times go to less work. With
+1.05 and more a hot prefix waits for its holders, and conversations gain nothing."""
+LEAST_SLACK = 0.02
 """Share of a prompt's own prefill that estimates may be apart and still count as equal, or all new
-prompts would go to the one replica that looks fastest by chance."""
+prompts would go to the one replica that looks fastest by chance. A tenth makes long ones late."""
 _REMEMBERED_HEADS = 10_000
 _HEADS_THAT_COUNT = 30
 """About so many of the newest heads make the share of those that come again."""

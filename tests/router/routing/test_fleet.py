@@ -123,6 +123,7 @@ def test_a_request_follows_its_prefix_until_waiting_costs_more() -> None:
 
 def test_a_hot_prefix_spreads_to_all() -> None:
     fleet, request = make_fleet(), make_request(1, 1600)
+    store(fleet, NAMES[2], request)
     used = Counter[str]()
     for number in range(400):
         decision = choose(fleet, request)
