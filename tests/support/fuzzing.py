@@ -450,15 +450,14 @@ def _spoil(rng: random.Random, body: dict[str, Any]) -> None:
     if not places:
         return
     container, key = rng.choice(places)
+    value = copy.deepcopy(rng.choice(HOSTILE))
     match rng.randrange(4):
         case 0 if isinstance(container, dict):
-            container[rng.choice(("x", "", "type", "name", "\ud800", "model"))] = rng.choice(
-                HOSTILE
-            )
+            container[rng.choice(("x", "", "type", "name", "\ud800", "model"))] = value
         case 1:
             del container[key]
         case _:
-            container[key] = copy.deepcopy(rng.choice(HOSTILE))
+            container[key] = value
 
 
 def _body(rng: random.Random) -> tuple[str, dict[str, Any]]:
