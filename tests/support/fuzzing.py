@@ -557,7 +557,7 @@ def _request(rng: random.Random) -> Sent:
                 )
             )
             if "gzip" in encoding:
-                data = gzip.compress(data)
+                data = gzip.compress(data, mtime=0)
             own = [("Content-Type", media), ("Content-Length", str(len(data)))]
             own += [("Content-Encoding", encoding)] if encoding else []
             return Sent("POST", path, (*headers, *own), data)
