@@ -81,7 +81,10 @@ def router(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that answer on the port, one a core at most.")
+        int,
+        typer.Option(
+            min=1, max=256, help="Processes that answer on the port; more than cores gain nothing."
+        ),
     ] = 1,
     # Routing
     policy: Annotated[

@@ -23,7 +23,7 @@ class RouterSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """TCP port; 0 takes a free one."""
     fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """An inherited listening socket, in place of both."""
-    workers: Annotated[int, msgspec.Meta(ge=1)] = 1
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     """Processes that answer on the port."""
     config_file: str | None = None
     """The configuration, if it came from a file, which is read again when it changes."""
