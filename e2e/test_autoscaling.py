@@ -86,7 +86,7 @@ def by_router(kubectl: Kubectl) -> float:
 
 
 def by_prometheus(kubectl: Kubectl) -> float:
-    """As KEDA asks for it."""
+    """As Prometheus knows it."""
     labels = f'namespace="{kubectl.namespace}",service="{NAME}",pool="stable"'
     query = urllib.parse.quote(f"max(sum by (target) ({DEMAND}{{{labels}}}))")
     service = f"services/{addons.PROMETHEUS}:{PROMETHEUS_PORT}"
