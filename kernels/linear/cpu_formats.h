@@ -16,11 +16,20 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Weights come from memory once: their lines are asked for this many bytes ahead.
-constexpr int kPrefetchBytes = 2048;
-inline void prefetch(const uint8_t* p) { __builtin_prefetch(p + kPrefetchBytes, 0, 3); }
-
 #define PAGELET_INLINE inline __attribute__((always_inline))
+
+// Weights come from memory once. Their lines are asked for this many bytes ahead, and into L2: the
+// panels of a tile that begin in the same sets of L1 would drive one another out of it.
+constexpr int kPrefetchBytes = 2048;
+PAGELET_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+// What to ask for beside a line of the first panel at `w`, one of a tile of P; the other panels are
+// as far from there as here. Near the end of the panels these are lines of the next tile.
+template <int P>
+PAGELET_INLINE const uint8_t* lines_ahead(const uint8_t* w, const uint8_t* line, int64_t panel) {
+  const uint8_t* const ahead = line + kPrefetchBytes;
+  return ahead - w < panel ? ahead : ahead + (P - 1) * panel;
+}
 
 // Panel: [k][16] float.
 struct Float32Format {
@@ -40,11 +49,12 @@ struct Float32Format {
                                   f32x16 (&acc)[R][P]) {
     const int64_t panel = panel_bytes(k);
     for (int i = 0; i < k; ++i) {
+      const uint8_t* const line = w + int64_t{64} * i;
+      const uint8_t* const ahead = lines_ahead<P>(w, line, panel);
       f32x16 weight[P];
       for (int p = 0; p < P; ++p) {
-        const uint8_t* line = w + p * panel + int64_t{64} * i;
-        weight[p] = load(reinterpret_cast<const float*>(line));
-        prefetch(line);
+        weight[p] = load(reinterpret_cast<const float*>(line + p * panel));
+        prefetch(ahead + p * panel);
       }
       for (int r = 0; r < R; ++r) {
         const f32x16 value = set1(reinterpret_cast<const float*>(x + r * x_stride)[i]);
@@ -83,11 +93,12 @@ struct BFloat16Format {
                                   f32x16 (&acc)[R][P]) {
     const int64_t panel = panel_bytes(k);
     for (int i = 0; i < (k + 1) / 2; ++i) {
+      const uint8_t* const line = w + int64_t{64} * i;
+      const uint8_t* const ahead = lines_ahead<P>(w, line, panel);
       bytes64 weight[P];
       for (int p = 0; p < P; ++p) {
-        const uint8_t* line = w + p * panel + int64_t{64} * i;
-        weight[p] = load_bytes(line);
-        prefetch(line);
+        weight[p] = load_bytes(line + p * panel);
+        prefetch(ahead + p * panel);
       }
       for (int r = 0; r < R; ++r) {
         const auto* pair = reinterpret_cast<const Activation*>(x + r * x_stride) + 2 * i;
@@ -194,6 +205,7 @@ struct Int8Format {
     for (int64_t g = 0; g < groups; ++g) {
       const uint8_t* block = w + (g / 2) * kBlockBytes;
       const uint8_t* data = block + (g % 2) * 512;
+      const uint8_t* const ahead = lines_ahead<P>(w, data, panel);
       i32x16 dot[R][P];
       for (int r = 0; r < R; ++r) {
         const auto* term = static_cast<const uint8_t*>(row.terms) + r * x_stride + 4 * g;
@@ -204,7 +216,7 @@ struct Int8Format {
         bytes64 weight[P];
         for (int p = 0; p < P; ++p) {
           weight[p] = load_bytes(data + p * panel + 64 * j);
-          prefetch(data + p * panel + 64 * j);
+          prefetch(ahead + p * panel + 64 * j);
         }
         for (int r = 0; r < R; ++r) {
           const bytes64 value = broadcast_4_bytes(row.values + r * x_stride + kGroup * g + 4 * j);
@@ -212,8 +224,8 @@ struct Int8Format {
         }
       }
       const uint8_t* scales = block + 1024 + (g % 2) * Scales::kBytes;
-      prefetch(scales);
       for (int p = 0; p < P; ++p) {
+        prefetch(ahead + (scales - data) + p * panel);
         const f32x16 weight_scale = Scales::load_scales(scales + p * panel);
         for (int r = 0; r < R; ++r) {
           const auto* row_scales = reinterpret_cast<const uint8_t*>(row.scales) + r * x_stride;
@@ -249,6 +261,7 @@ struct Int4Format {
     for (int64_t g = 0; g < groups; ++g) {
       const uint8_t* block = w + (g / 2) * kBlockBytes;
       const uint8_t* data = block + (g % 2) * 256;
+      const uint8_t* const ahead = lines_ahead<P>(w, data, panel);
       i32x16 dot[R][P];
       for (int r = 0; r < R; ++r) {
         for (int p = 0; p < P; ++p) dot[r][p] = set1_i32(0);
@@ -258,7 +271,7 @@ struct Int4Format {
         bytes64 low[P], high[P];
         for (int p = 0; p < P; ++p) {
           const bytes64 weight = load_bytes(data + p * panel + 64 * j);
-          prefetch(data + p * panel + 64 * j);
+          prefetch(ahead + p * panel + 64 * j);
           low[p] = low_nibbles(weight);
           high[p] = high_nibbles(weight);
         }
@@ -273,9 +286,9 @@ struct Int4Format {
       }
       const uint8_t* scales = block + 512 + (g % 2) * Scales::kBytes;
       const uint8_t* minima = scales + 2 * Scales::kBytes;
-      prefetch(scales);
-      prefetch(minima);
       for (int p = 0; p < P; ++p) {
+        prefetch(ahead + (scales - data) + p * panel);
+        prefetch(ahead + (minima - data) + p * panel);
         const f32x16 weight_scale = Scales::load_scales(scales + p * panel);
         const f32x16 minimum = Scales::load_scales(minima + p * panel);
         for (int r = 0; r < R; ++r) {
