@@ -148,11 +148,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def _load(url: str, stop: threading.Event) -> int:
-    """Conversations with a common beginning; how many were answered."""
+    """Questions with some beginnings in common, so that each replica has its own; how many were
+    answered."""
     answered = 0
     with httpx.Client(timeout=60) as client:
         while not stop.is_set():
-            prompt = "Be brief. " * 30 + f"Question {answered}."
+            prompt = f"Topic {answered % 16}. " + "Be brief. " * 30 + f"Question {answered}."
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 8}
             client.post(f"{url}/v1/completions", json=body).raise_for_status()
             answered += 1

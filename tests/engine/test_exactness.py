@@ -118,7 +118,7 @@ def make_request(kind: str, request_id: int, wanted: dict[str, Any]) -> EngineCo
         params=SamplingParams(**wanted["params"]),
         eos_token_ids=[1],
         priority=wanted["priority"],
-        lora=None if wanted["adapter"] is None else adapters(kind)[wanted["adapter"]],
+        lora=None if (index := wanted.get("adapter")) is None else adapters(kind)[index],
     )
 
 

@@ -56,17 +56,19 @@ def test_it_goes_on_as_the_other_engine_would_have(
         async_scheduling=work["async_scheduling"],
         max_num_batched_tokens=work["max_num_batched_tokens"],
     )
-    resumed = make_request(0, wanted)
+    resumed = make_request(kind, 0, wanted)
     resumed.output_token_ids = tokens[:cut]
     requests = [resumed]
     for number, prompt in enumerate(work["beside"], start=1):
         params = {"max_tokens": 6, "temperature": 1.0, "seed": number}
-        requests.append(make_request(number, {"prompt": prompt, "params": params, "priority": 0}))
+        requests.append(
+            make_request(kind, number, {"prompt": prompt, "params": params, "priority": 0})
+        )
     try:
         if work["caches"] != "nothing":
             known = wanted["prompt"] + (tokens if work["caches"] == "all" else [])
             params = {"max_tokens": 1, "temperature": 0.0, "seed": 0}
-            run(core, [make_request(9, {"prompt": known, "params": params, "priority": 0})])
+            run(core, [make_request(kind, 9, {"prompt": known, "params": params, "priority": 0})])
         outputs = run(core, requests)[0]
         assert core.kv.pool.num_free == core.kv.pool.num_usable
     finally:
@@ -95,8 +97,8 @@ def test_hits_cover_what_was_generated_but_only_the_prompt_is_told() -> None:
     tokens = alone("Llama", "float64", repr(wanted)).new_token_ids
     core = make_core("Llama", "float64", 100)
     try:
-        run(core, [make_request(0, wanted)])
-        resumed = make_request(1, wanted)
+        run(core, [make_request("Llama", 0, wanted)])
+        resumed = make_request("Llama", 1, wanted)
         resumed.output_token_ids = tokens[:20]
         core.add(resumed)
         step = core.step()

@@ -61,8 +61,8 @@ async def test_bodies_with_a_length_and_until_the_connection_closes() -> None:
         ([STREAM_HEAD, chunk(b"data: "), b""], "connection cut", "middle"),
         ([STREAM_HEAD, b"5\r\nab", b""], "connection cut", "middle"),
         ([b""], "connection closed before an answer", "closed"),
-        ([STREAM_HEAD, b"zz\r\n"], "malformed HTTP", "zz"),
-        ([b"SSH-2.0-OpenSSH\r\n"], "malformed HTTP", "SSH"),
+        ([STREAM_HEAD, b"zz\r\n"], "malformed HTTP", "chunk size"),
+        ([b"SSH-2.0-OpenSSH\r\n"], "malformed HTTP", "Expected HTTP/"),
     ],
 )
 async def test_a_failure_has_a_kind_and_says_more(
