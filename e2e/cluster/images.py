@@ -145,6 +145,8 @@ def pagelet_archives(names: Sequence[str] = tuple(PAGELET_IMAGES)) -> list[Archi
         archives.append(_exported(PAGELET_IMAGES[name]))
         size = archives[-1].path.stat().st_size / 1e6
         say(f"Built the image {name}: {size:.0f} MB, {time.monotonic() - begin:.0f} s")
+    # A build that was stopped has left its container, whose image could not be removed.
+    _run(_buildah("rm", "--all"), _STORE / "prune.log")
     _run(_buildah("rmi", "--prune"), _STORE / "prune.log")
     return archives
 
