@@ -48,8 +48,8 @@ def fetch(
     Prints where. Exit code 78 says that it cannot work as asked, and the last line why.
     """
     from pagelet.engine.weights.hub_check import fetch as fetch_checked
-    from pagelet.process.child import EXIT_CONFIGURATION
     from pagelet.protocol.errors import ModelSourceError
+    from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
     if model is None and tokenizer is None:
         raise typer.BadParameter("give a MODEL, a --tokenizer, or both")

@@ -10,8 +10,8 @@ from pagelet.local.command import Command
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.process.backoff import CrashBackoff
-from pagelet.process.child import EXIT_CONFIGURATION, EXIT_USAGE
 from pagelet.process.proc import describe_exit
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION, EXIT_USAGE
 
 _STARTING_POLL_SECONDS = 0.1
 _POLL_SECONDS = 1.0

@@ -130,8 +130,8 @@ class Supervisor:
         self._wake.clear()
         self._look_at_file()
         self._pools.reconcile()
-        self._warn()
         status = self.status()
+        self._warn(status.warnings)
         self._show(status)
         self._has_served |= any(pool.ready for pool in status.pools)
         if status.is_giving_up:
@@ -139,9 +139,8 @@ class Supervisor:
             self._exit_code = 1
             self._stop()
 
-    def _warn(self) -> None:
+    def _warn(self, warnings: list[str]) -> None:
         """Tells once of what is more than the machine has."""
-        warnings = self._pools.warnings()
         for warning in warnings:
             if warning not in self._warned:
                 log.warning("warning: %s", warning)

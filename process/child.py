@@ -20,12 +20,7 @@ import msgspec
 
 from pagelet.process.frames import FrameReader, recv_frame, send_frame
 from pagelet.process.proc import kill_group, set_parent_death_signal
-
-EXIT_CONFIGURATION = 78
-"""Exit code of a child whose configuration cannot work (EX_CONFIG of sysexits.h): starting it
-again would not help."""
-EXIT_USAGE = 2
-"""Exit code of a command that does not take its options: nor would it help here."""
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 T = TypeVar("T")
 

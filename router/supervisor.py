@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, inherit, url
 from pagelet.process.logs import configure_logging
 from pagelet.process.managed import Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 from pagelet.protocol.router import RouterConfig
 from pagelet.router.launch import DRAIN_SIGNAL, RouterSettings, WorkerLaunch, launch_worker
 from pagelet.router.tenants.counters import create_counters

@@ -12,12 +12,12 @@ from pagelet.agent.supervisor.node_probes import NodeProbes
 from pagelet.agent.supervisor.supervisor import StartError
 from pagelet.engine.core.launch import gpu_environment, options_of_engine
 from pagelet.engine.executor.node import NodeStart, launch_node
-from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import bind, url
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 _TICK_SECONDS = 0.5
 _STOP = {signal.SIGTERM, signal.SIGINT}

@@ -14,13 +14,13 @@ from pagelet.agent.supervisor.node import run_node
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.launch import CoreLaunch, launch_core, options_of_engine
-from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
 from pagelet.process.managed import Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 log = logging.getLogger(__name__)
 

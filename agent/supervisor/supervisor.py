@@ -19,10 +19,10 @@ from pathlib import Path
 from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.watchdog import Watchdog
-from pagelet.process.child import EXIT_CONFIGURATION
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 0.5

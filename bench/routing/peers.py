@@ -4,6 +4,7 @@ Each has the constants that it ships with. They are fed as the real ones are: `t
 events and its own decisions, the trees by their own decisions alone.
 """
 
+import abc
 import functools
 import math
 from collections import Counter
@@ -57,7 +58,7 @@ class Sent:
                 del active[block]
 
 
-class _Peer:
+class _Peer(abc.ABC):
     """An index of who holds what, and the load."""
 
     def __init__(self, num_replicas: int, keep_seconds: float) -> None:
@@ -86,11 +87,13 @@ class _Peer:
         hit = min(matched[chosen] * _BLOCK_SIZE, request.num_prompt_tokens - 1)
         return chosen, hit, 0.0, Sent(self, chosen, request, request.num_prompt_tokens - hit)
 
+    @abc.abstractmethod
     def _pick(self, request: RouteRequest, matched: Sequence[int]) -> int:
-        raise NotImplementedError
+        """The replica, of which so many blocks of the prompt are known each."""
 
+    @abc.abstractmethod
     def on_events(self, replica: int, events: list[KVEvent], now: float) -> None:
-        """The trees do not hear them."""
+        """See `Router`."""
 
 
 class TokenCost(_Peer):
@@ -149,6 +152,9 @@ class Tree(_Peer):
             if load[best] > mean + margin and load[best] > _RELATIVE * mean:
                 return shortest
         return best
+
+    def on_events(self, replica: int, events: list[KVEvent], now: float) -> None:
+        """See `Router`; a tree does not hear them."""
 
 
 def make_peer(name: str, num_replicas: int) -> _Peer:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pagelet.operator.kube.resources import Object
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION, EXIT_USAGE
 
-_REFUSED: Final = (78, 2)
-"""Exit codes of `pagelet serve`, the second for options that it does not take: starting it again
-would not help."""
+_REFUSED: Final = (EXIT_CONFIGURATION, EXIT_USAGE)
+"""Exit codes of `pagelet serve`: starting it again would not help."""
 _WAITING: Final = {
     "ImagePullBackOff",
     "ErrImagePull",

@@ -57,14 +57,18 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
+        type: str | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
+        """`type` in place of the status's usual one."""
         super().__init__(message)
         self.status = status
-        self.detail = ErrorDetail(message=message, type=error_type(status), param=param, code=code)
+        self.detail = ErrorDetail(
+            message=message, type=type or error_type(status), param=param, code=code
+        )
         self.headers = headers
         self.reason = reason
 

@@ -182,11 +182,9 @@ class Grant:
 
 
 def _too_many(message: str, what: Limited, headers: dict[str, str]) -> ApiError:
-    error = ApiError(
-        429, message, code="rate_limit_exceeded", headers=headers, reason=f"{what}_limit"
+    return ApiError(
+        429, message, type=what, code="rate_limit_exceeded", headers=headers, reason=f"{what}_limit"
     )
-    error.detail.type = what
-    return error
 
 
 def _left(used: float, limit: int | None, elapsed: float) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pagelet.process.child import EXIT_CONFIGURATION, ChildProcess
+from pagelet.process.child import ChildProcess
+from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 CHILD = """
 import os, signal, sys, time
