@@ -27,7 +27,7 @@ from cluster.local import local_cluster
 from pagelet.operator.kube.client import login
 from pagelet.operator.kube.resources import PODS, SERVICES, Object
 from pagelet.protocol.inference_service.crd import custom_resource_definition
-from pagelet.protocol.inference_service.types import API_VERSION, KIND
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
 from support.cluster import Api, condition
 
 AT_ONCE = 16

@@ -19,16 +19,12 @@ from pagelet.protocol.inference_service.commands import (
     s3_environment,
 )
 from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
+from pagelet.protocol.inference_service.model import ModelSpec
+from pagelet.protocol.inference_service.parts import SecretKey
 from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
 from pagelet.protocol.inference_service.rollout import rollout_bounds
-from pagelet.protocol.inference_service.types import (
-    InferenceService,
-    ModelSpec,
-    Revision,
-    RouterSpec,
-    SecretKey,
-    ServiceSpec,
-)
+from pagelet.protocol.inference_service.router import RouterSpec
+from pagelet.protocol.inference_service.service import InferenceService, Revision, ServiceSpec
 from pagelet.protocol.router import Pool, RouterConfig
 
 MOST_BYTES = 4 << 20

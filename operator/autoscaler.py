@@ -20,8 +20,8 @@ from pagelet.operator.replicas import is_ready, url_of
 from pagelet.operator.services import Services
 from pagelet.protocol.autoscaling.exposed import Parts, combined, read_demand
 from pagelet.protocol.autoscaling.scaler import Scaler
+from pagelet.protocol.inference_service.autoscaling import Autoscaling
 from pagelet.protocol.inference_service.commands import scaling_bounds
-from pagelet.protocol.inference_service.types import Autoscaling
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=3, connect=1)
 _AT_ONCE: Final = 16

@@ -21,8 +21,7 @@ from pagelet.operator.planning.objects import (
     TEMPLATE_LABEL,
 )
 from pagelet.operator.replicas import is_ready
-from pagelet.protocol.inference_service.rollout import rollout_bounds
-from pagelet.protocol.inference_service.types import Rollout
+from pagelet.protocol.inference_service.rollout import Rollout, rollout_bounds
 
 MEMBERS_ANNOTATION: Final = "pagelet.dev/members"
 """UIDs of a group's pods, once all are there: another pod of the same name is a replacement."""

@@ -7,7 +7,7 @@ from pagelet.operator.planning.exposure import exposure_objects
 from pagelet.operator.planning.network import network_objects
 from pagelet.operator.planning.objects import Object, agent_name, make
 from pagelet.operator.planning.router import router_objects
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 
 
 def plan(service: InferenceService, context: Context) -> list[Object]:

@@ -38,9 +38,10 @@ from pagelet.operator.replicas import Replicas
 from pagelet.operator.services import Services
 from pagelet.operator.status.compute import Observed, compute_status, invalid_status
 from pagelet.operator.status.problems import pod_problem, waits_silently
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
 from pagelet.protocol.inference_service.load import InvalidServices, read_service
+from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.inference_service.status import ServiceStatus
-from pagelet.protocol.inference_service.types import API_VERSION, KIND, InferenceService
 
 _REFUSED: Final = {400, 403, 404, 409, 413, 422}
 """Answers that the same request would get again."""

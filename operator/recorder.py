@@ -8,8 +8,8 @@ from typing import Final
 
 from pagelet.operator.kube.client import FIELD_MANAGER, UNREACHABLE, ApiError, Client
 from pagelet.operator.kube.resources import EVENTS, Object
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
 from pagelet.protocol.inference_service.status import Condition
-from pagelet.protocol.inference_service.types import API_VERSION, KIND
 
 _WARNING: Final = {"Valid": "False", "Degraded": "True"}
 """The status of a condition that someone has to do something about."""

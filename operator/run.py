@@ -27,7 +27,7 @@ from pagelet.operator.replicas import Replicas
 from pagelet.operator.services import Services
 from pagelet.operator.settings import OperatorSettings
 from pagelet.operator.work_queue import WorkQueue
-from pagelet.protocol.inference_service.types import GROUP, PLURAL, VERSION
+from pagelet.protocol.inference_service.kind import GROUP, PLURAL, VERSION
 
 _SETTLE_SECONDS: Final = 0.2
 """A change comes with others, as all pods of a rollout: they are looked at together."""

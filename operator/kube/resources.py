@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Final
 
-from pagelet.protocol.inference_service.types import API_VERSION, KIND, PLURAL
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND, PLURAL
 
 Object = dict[str, Any]
 

@@ -29,7 +29,7 @@ from pagelet.operator.planning.pods import (
 from pagelet.operator.planning.strategic_merge import merge_pod_template
 from pagelet.protocol.inference_service.commands import agent_arguments
 from pagelet.protocol.inference_service.quantity import parse_quantity
-from pagelet.protocol.inference_service.types import InferenceService, Revision
+from pagelet.protocol.inference_service.service import InferenceService, Revision
 
 _CPU_SHARED_MEMORY: Final = "256Mi"
 _SHARED_MEMORY_GIB_PER_RANK: Final = 1

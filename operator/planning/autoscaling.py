@@ -7,12 +7,9 @@ from typing import Final
 from pagelet.operator.planning.context import Context
 from pagelet.operator.planning.objects import Object, make
 from pagelet.protocol.autoscaling.demand import TARGETS
-from pagelet.protocol.inference_service.types import (
-    API_VERSION,
-    KIND,
-    Autoscaling,
-    InferenceService,
-)
+from pagelet.protocol.inference_service.autoscaling import Autoscaling
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
+from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.router_metrics import DEMAND
 
 _POOL: Final = "stable"

@@ -1,11 +1,8 @@
 """How clients reach a service: its Service, Ingress and HTTPRoute."""
 
 from pagelet.operator.planning.objects import Object, make, selector
-from pagelet.protocol.inference_service.types import (
-    HTTPRouteExposure,
-    InferenceService,
-    IngressExposure,
-)
+from pagelet.protocol.inference_service.exposure import HTTPRouteExposure, IngressExposure
+from pagelet.protocol.inference_service.service import InferenceService
 
 
 def exposure_objects(service: InferenceService) -> list[Object]:

@@ -20,7 +20,7 @@ from pagelet.operator.planning.objects import (
     nodes_service_name,
     selector,
 )
-from pagelet.protocol.inference_service.types import InferenceService, Revision
+from pagelet.protocol.inference_service.service import InferenceService, Revision
 
 
 def group_objects(

@@ -11,7 +11,8 @@ from pagelet.protocol.inference_service.commands import (
     model_source,
     s3_environment,
 )
-from pagelet.protocol.inference_service.types import ModelStorage, Revision
+from pagelet.protocol.inference_service.model import ModelStorage
+from pagelet.protocol.inference_service.service import Revision
 from pagelet.protocol.model_folder import s3_folder
 
 _FOLDER: Final = "/models"

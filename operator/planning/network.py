@@ -13,7 +13,7 @@ from pagelet.operator.planning.objects import (
     router_name,
     selector,
 )
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 
 
 def network_objects(service: InferenceService, context: Context) -> list[Object]:

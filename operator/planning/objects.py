@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from pagelet.protocol.inference_service.types import GROUP, InferenceService
+from pagelet.protocol.inference_service.kind import GROUP
+from pagelet.protocol.inference_service.service import InferenceService
 
 Object = dict[str, Any]
 """A Kubernetes object, as the API server takes it."""

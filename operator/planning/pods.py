@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pagelet.operator.planning.objects import HTTP_PORT, Object
-from pagelet.protocol.inference_service.types import Resources
+from pagelet.protocol.inference_service.pods import Resources
 
 USER: Final = 65532
 """No user of the host, and what `nonroot` means in distroless images."""

@@ -24,7 +24,7 @@ from pagelet.operator.planning.pods import (
 )
 from pagelet.operator.planning.strategic_merge import merge_pod_template
 from pagelet.protocol.inference_service.commands import router_config
-from pagelet.protocol.inference_service.types import InferenceService, Revision
+from pagelet.protocol.inference_service.service import InferenceService, Revision
 from pagelet.protocol.router import KubernetesService, Pool
 
 _CONFIG_FOLDER: Final = "/etc/pagelet"

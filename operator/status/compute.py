@@ -18,6 +18,7 @@ from pagelet.operator.planning.objects import (
 )
 from pagelet.operator.status.problems import Problem, is_downloading, pod_problem
 from pagelet.protocol.inference_service.options import in_fields
+from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.inference_service.status import (
     Condition,
     ConditionStatus,
@@ -26,7 +27,6 @@ from pagelet.protocol.inference_service.status import (
     ReplicaRates,
     ServiceStatus,
 )
-from pagelet.protocol.inference_service.types import InferenceService
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

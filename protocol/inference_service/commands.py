@@ -9,18 +9,12 @@ import msgspec
 
 from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
+from pagelet.protocol.inference_service.autoscaling import Autoscaling, AutoscalingTargets
+from pagelet.protocol.inference_service.engine import EngineSpec, SpeculationSpec
+from pagelet.protocol.inference_service.model import ModelSpec, S3Spec
+from pagelet.protocol.inference_service.parts import SecretKey
 from pagelet.protocol.inference_service.quantity import bytes_of
-from pagelet.protocol.inference_service.types import (
-    Autoscaling,
-    AutoscalingTargets,
-    EngineSpec,
-    InferenceService,
-    ModelSpec,
-    Revision,
-    S3Spec,
-    SecretKey,
-    SpeculationSpec,
-)
+from pagelet.protocol.inference_service.service import InferenceService, Revision
 from pagelet.protocol.router import (
     ModelRoute,
     Pool,

@@ -15,6 +15,8 @@ from pagelet.protocol.inference_service.descriptions import (
     class_description,
     field_descriptions,
 )
+from pagelet.protocol.inference_service.kind import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from pagelet.protocol.inference_service.parts import Part
 from pagelet.protocol.inference_service.rules import (
     NAME_MESSAGE,
     NAME_RULE,
@@ -22,14 +24,6 @@ from pagelet.protocol.inference_service.rules import (
 )
 from pagelet.protocol.inference_service.schema import Schema, part_of, schema_of, spec_schema
 from pagelet.protocol.inference_service.status import ServiceStatus
-from pagelet.protocol.inference_service.types import (
-    API_VERSION,
-    GROUP,
-    KIND,
-    PLURAL,
-    VERSION,
-    Part,
-)
 
 _HEADER: Final = "# Made by `make crds` from protocol/inference_service; do not edit.\n"
 _READY: Final = '.status.conditions[?(@.type=="Ready")]'

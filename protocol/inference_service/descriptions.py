@@ -5,7 +5,7 @@ import functools
 import inspect
 import textwrap
 
-from pagelet.protocol.inference_service.types import Part
+from pagelet.protocol.inference_service.parts import Part
 
 
 @functools.cache

@@ -9,14 +9,10 @@ import msgspec
 import yaml
 
 from pagelet.protocol.inference_service import rules
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
 from pagelet.protocol.inference_service.schema import Schema, spec_schema
 from pagelet.protocol.inference_service.secrets import read_secret
-from pagelet.protocol.inference_service.types import (
-    API_VERSION,
-    KIND,
-    InferenceService,
-    ServiceSpec,
-)
+from pagelet.protocol.inference_service.service import InferenceService, ServiceSpec
 from pagelet.protocol.inference_service.validate import Path, Problem, validate
 
 _METADATA: Final[Schema] = {

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 
 _ENGINE: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": "tensorParallelSize",

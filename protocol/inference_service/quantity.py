@@ -4,7 +4,7 @@ import re
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
-from pagelet.protocol.inference_service.types import QUANTITY_PATTERN
+from pagelet.protocol.inference_service.parts import QUANTITY_PATTERN
 
 _UNITS: Final = {
     "": Decimal(1),

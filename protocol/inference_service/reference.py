@@ -16,10 +16,11 @@ from pagelet.protocol.inference_service.descriptions import (
     class_description,
     field_descriptions,
 )
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
+from pagelet.protocol.inference_service.parts import Part
 from pagelet.protocol.inference_service.rules import NAME_FORM, RULES
 from pagelet.protocol.inference_service.schema import Schema, part_of, schema_of, spec_schema
 from pagelet.protocol.inference_service.status import ServiceStatus
-from pagelet.protocol.inference_service.types import API_VERSION, KIND, Part
 
 _INTRODUCTION: Final = f"""\
 # InferenceService reference

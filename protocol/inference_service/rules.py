@@ -12,25 +12,15 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from pagelet.protocol.inference_service import types
+from pagelet.protocol.inference_service.autoscaling import Autoscaling, AutoscalingTargets
+from pagelet.protocol.inference_service.engine import EngineSpec, KVCacheSpec, SpeculationSpec
+from pagelet.protocol.inference_service.exposure import ServiceExposure
+from pagelet.protocol.inference_service.model import ModelSpec, ModelStorage
+from pagelet.protocol.inference_service.parts import IntOrPercent, Part, Quantity
+from pagelet.protocol.inference_service.pods import Resources
 from pagelet.protocol.inference_service.quantity import parse_quantity
-from pagelet.protocol.inference_service.types import (
-    Autoscaling,
-    AutoscalingTargets,
-    Canary,
-    EngineSpec,
-    InferenceService,
-    KVCacheSpec,
-    ModelSpec,
-    ModelStorage,
-    Part,
-    Quantity,
-    Resources,
-    Rollout,
-    ServiceExposure,
-    ServiceSpec,
-    SpeculationSpec,
-)
+from pagelet.protocol.inference_service.rollout import Rollout
+from pagelet.protocol.inference_service.service import Canary, InferenceService, ServiceSpec
 
 P = TypeVar("P", bound=Part)
 
@@ -136,7 +126,7 @@ def _claim(uri: str) -> str:
     return uri.removeprefix("pvc://").partition("/")[0]
 
 
-def _zero(count: types.IntOrPercent) -> bool:
+def _zero(count: IntOrPercent) -> bool:
     return str(count) in ("0", "0%")
 
 

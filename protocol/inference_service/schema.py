@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import inspect
 
-from pagelet.protocol.inference_service.types import Part, ServiceSpec
+from pagelet.protocol.inference_service.parts import Part
+from pagelet.protocol.inference_service.service import ServiceSpec
 
 Schema = dict[str, Any]
 

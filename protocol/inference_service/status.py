@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from pagelet.protocol.inference_service.types import NonNegativeInt, Part
+from pagelet.protocol.inference_service.parts import NonNegativeInt, Part
 
 ConditionType = Literal["Valid", "ModelLoaded", "Progressing", "Degraded", "Ready"]
 ConditionStatus = Literal["True", "False", "Unknown"]

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from pagelet.protocol.inference_service.parts import QUANTITY_PATTERN
 from pagelet.protocol.inference_service.schema import Schema
-from pagelet.protocol.inference_service.types import QUANTITY_PATTERN
 
 Path = tuple[str | int, ...]
 

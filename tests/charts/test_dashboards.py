@@ -19,7 +19,7 @@ import pytest
 from pagelet.operator.metrics import Metrics as OperatorMetrics
 from pagelet.operator.planning.autoscaling import demand_query
 from pagelet.protocol.exposition import CONTENT_TYPE
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.router_metrics import DEMAND
 from support.exported import exported_samples, names_in
 from support.fleet import MODEL, in_order, replica, router, running

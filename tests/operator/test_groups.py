@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pagelet.operator.groups import Choice, Group, choose, numbers_of, read_groups
 from pagelet.operator.kube.resources import Object
 from pagelet.operator.planning.objects import group_name
-from pagelet.protocol.inference_service.types import Rollout
+from pagelet.protocol.inference_service.rollout import Rollout
 from support.plans import planned
 
 SIZE = 2

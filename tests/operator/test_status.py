@@ -8,8 +8,8 @@ from pagelet.operator.groups import Group
 from pagelet.operator.kube.resources import Object
 from pagelet.operator.status.compute import Observed, compute_status, invalid_status
 from pagelet.operator.status.problems import Problem, pod_problem
+from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.inference_service.status import Condition, ServiceStatus
-from pagelet.protocol.inference_service.types import InferenceService
 from support.plans import make_service
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"

@@ -4,7 +4,7 @@ both answer with; and some that break none."""
 import dataclasses
 from typing import Any
 
-from pagelet.protocol.inference_service.types import API_VERSION, KIND
+from pagelet.protocol.inference_service.kind import API_VERSION, KIND
 
 URI = "hf://org/name"
 

@@ -8,7 +8,7 @@ from pagelet.operator.plan import plan
 from pagelet.operator.planning.context import Context
 from pagelet.operator.planning.objects import Object
 from pagelet.protocol.inference_service.load import read_service
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 from support.broken_services import service as body
 
 CONTEXT = Context(agent_image="agent:1", router_image="router:1")

@@ -16,7 +16,7 @@ from pagelet.protocol.inference_service.commands import (
     router_config,
 )
 from pagelet.protocol.inference_service.load import read_service
-from pagelet.protocol.inference_service.types import InferenceService, Revision
+from pagelet.protocol.inference_service.service import InferenceService, Revision
 from pagelet.protocol.router import Pool, RouterConfig
 from support.broken_services import service as body
 

@@ -14,7 +14,7 @@ from pagelet.protocol.inference_service.commands import agent_arguments
 from pagelet.protocol.inference_service.load import read_service
 from pagelet.protocol.inference_service.options import OPTIONS, in_fields
 from pagelet.protocol.inference_service.schema import spec_schema
-from pagelet.protocol.inference_service.types import InferenceService
+from pagelet.protocol.inference_service.service import InferenceService
 from support.broken_services import service as body
 
 ROOT = Path(__file__).parents[3]
