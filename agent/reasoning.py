@@ -1,5 +1,7 @@
 """Splits what a model thinks from what it answers."""
 
+from collections.abc import Callable, Sequence
+
 from pagelet.agent.tools.events import Content, Event, Reasoning, held_back
 
 BEGIN, END = "<think>", "</think>"
@@ -23,6 +25,11 @@ class ReasoningSplitter:
     def ended(self) -> bool:
         """Whether all text to come is the answer."""
         return self._decided and not self._thinks
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the text so far ends in thinking."""
+        return self._thinks
 
     def push(self, text: str) -> list[Event]:
         """What is certain with this text: thinking, and the answer's text once it is over."""
@@ -67,6 +74,26 @@ class ReasoningSplitter:
             text = text.lstrip(_SPACE)
             self._trims = not text
         return [Content(text)] if text else []
+
+
+class ThinkingCounter:
+    """Counts the tokens of one answer between the marks of thinking. It goes by the tokens alone,
+    so that it does not matter how they come, nor which replica had generated them."""
+
+    def __init__(self, begun: bool, token_text: Callable[[int], tuple[str, bytes]]) -> None:
+        """`begun` as in `ReasoningSplitter`; `token_text` is the tokenizer's."""
+        self._splitter = ReasoningSplitter(begun)
+        self._token_text = token_text
+        self.num_tokens = 0
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Takes in the tokens that come next."""
+        for token_id in token_ids:
+            if self._splitter.ended:
+                return
+            thought = self._splitter.thinks
+            self._splitter.push(self._token_text(token_id)[0])
+            self.num_tokens += thought and self._splitter.thinks
 
 
 def prompt_state(prompt_end: str) -> bool | None:

@@ -49,6 +49,8 @@ class RequestOutput:
     """The prompt's vector, float32, where that was asked for and no text."""
     resumed_text: str = ""
     """With the first delta of an answer that another engine began: the text that it passed on."""
+    num_thinking_tokens: int = 0
+    """Of those generated. The engine leaves it to readers who know how the model thinks."""
     times: RequestTimes | None = dataclasses.field(default=None, compare=False)
     """With the last delta."""
 

@@ -1,10 +1,13 @@
 """All answers to one HTTP request: admitted together, read as one sequence, ended together."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
+from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.server import Server
+from pagelet.agent.reasoning import ThinkingCounter
 from pagelet.agent.spans import note_stream
 from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
@@ -43,6 +46,8 @@ class Answers:
         self._streams: list[AnswerStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
         self._generated: dict[tuple[int, int], int] = {}
+        self._thinking: dict[tuple[int, int], ThinkingCounter] = {}
+        """Of answers that may think."""
         self._cached_before: dict[int, int] = {}
         """Of prompts whose answers another replica began: what it found in its cache."""
         self._prompt_only = prompt_only
@@ -58,8 +63,12 @@ class Answers:
         sampling: RequestedSampling,
         body: GenerationRequest,
         request_id: str,
+        plan: MessagePlan | None = None,
     ) -> None:
-        """Hands the prompts to the engine. Raises `InvalidRequest` or `EngineDead`."""
+        """Hands the prompts to the engine; `plan` is how their answers are read.
+
+        Raises `InvalidRequest` or `EngineDead`.
+        """
         llm = self._server.llm
         if body.priority and llm.options.scheduler.policy != "priority":
             raise InvalidRequest(
@@ -70,6 +79,9 @@ class Answers:
         hints = body.pagelet or RouterHints()
         if hints.seed is not None and sampling.seed is None:
             sampling.seed = hints.seed
+        for each in itertools.product(range(len(prompts)), range(self._num_answers)):
+            if plan is not None and (counter := plan.count_thinking()) is not None:
+                self._thinking[each] = counter
         so_far = None if hints.resume is None else self._so_far(hints.resume)
         lora = self._server.adapter_of(body.model)
 
@@ -112,7 +124,10 @@ class Answers:
             )
         n = self._num_answers
         for index, each in enumerate(resume.answers):
-            self._generated[divmod(index, n)] = len(each.token_ids)
+            answer = divmod(index, n)
+            self._generated[answer] = len(each.token_ids)
+            if (counter := self._thinking.get(answer)) is not None:
+                counter.push(each.token_ids)
             if index % n == 0 and each.cached_tokens is not None:
                 self._cached_before[index // n] = each.cached_tokens
         answers = [AnswerSoFar(a.token_ids, a.begun, a.finished) for a in resume.answers]
@@ -138,7 +153,11 @@ class Answers:
             if output.finish_reason == "stop":
                 output.finish_reason, output.stop_reason = "length", None
         output.num_cached_tokens = self._cached_before.get(number, output.num_cached_tokens)
-        self._generated[number, output.index] = output.num_generated_tokens
+        answer = number, output.index
+        self._generated[answer] = output.num_generated_tokens
+        if (counter := self._thinking.get(answer)) is not None:
+            counter.push(output.token_ids)
+            output.num_thinking_tokens = counter.num_tokens
         if output.index == 0:
             # The n answers to a prompt share its blocks: only the first tells what was cached.
             self._usage[number] = (output.num_prompt_tokens, output.num_cached_tokens)
@@ -155,7 +174,10 @@ class Answers:
         """Of all answers, as far as they have come."""
         prompt_tokens = sum(tokens for tokens, _ in self._usage)
         cached_tokens = sum(cached for _, cached in self._usage)
-        return make_usage(prompt_tokens, sum(self._generated.values()), cached_tokens)
+        thinking_tokens = sum(counter.num_tokens for counter in self._thinking.values())
+        return make_usage(
+            prompt_tokens, sum(self._generated.values()), cached_tokens, thinking_tokens
+        )
 
     def close(self) -> None:
         """Ends all, whatever state they are in. May be called again."""

@@ -61,7 +61,7 @@ async def _respond(
             final_usage=answers.usage,
         )
         chunks = (
-            ChatChunks(body, frame, prompt)
+            ChatChunks(body, frame, prompt, None)
             if plan is None
             else MessageChunks(body, frame, prompt, plan, response_id)
         )
@@ -125,7 +125,13 @@ def _choice(
 class ChatChunks:
     """Each answer's first chunk has its role, the last its finish reason."""
 
-    def __init__(self, body: ChatCompletionRequest, frame: ChunkFrame, prompt: list[int]) -> None:
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        frame: ChunkFrame,
+        prompt: list[int],
+        plan: MessagePlan | None,
+    ) -> None:
         self._frame = frame
         self._logprobs = bool(body.logprobs)
         self._prompt_ids = prompt if body.return_token_ids else None
@@ -136,7 +142,11 @@ class ChatChunks:
         for index, answer in enumerate(resume.answers if resume else ()):
             if answer.begun:
                 self._begin(index)
-                frame.resume(0, index, len(prompt), answer)
+                counter = None if plan is None else plan.count_thinking()
+                if counter is not None:
+                    counter.push(answer.token_ids)
+                thinking = 0 if counter is None else counter.num_tokens
+                frame.resume(0, index, len(prompt), answer, thinking)
 
     def _begin(self, index: int) -> None:
         start = f'{{"index":{index},"delta":{{"content":'.encode()
@@ -161,7 +171,7 @@ class ChatChunks:
         }
         if self._prompt_ids is not None:
             choice["prompt_token_ids"] = self._prompt_ids
-        before = dataclasses.replace(output, num_generated_tokens=0)
+        before = dataclasses.replace(output, num_generated_tokens=0, num_thinking_tokens=0)
         return self._frame.chunk(number, before, choice)
 
     def _full(self, number: int, output: RequestOutput) -> bytes:
@@ -198,7 +208,7 @@ class MessageChunks(ChatChunks):
         plan: MessagePlan,
         response_id: str,
     ) -> None:
-        super().__init__(body, frame, prompt)
+        super().__init__(body, frame, prompt, plan)
         self._plan = plan
         self._response_id = response_id
         self._readers: dict[int, MessageReader] = {}

@@ -20,21 +20,36 @@ class UsageSoFar:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._generated: dict[tuple[int, int], int] = {}
+        self._thinking: dict[tuple[int, int], int] = {}
 
-    def resume(self, number: int, index: int, prompt_tokens: int, before: ResumedAnswer) -> None:
+    def resume(
+        self,
+        number: int,
+        index: int,
+        prompt_tokens: int,
+        before: ResumedAnswer,
+        thinking_tokens: int,
+    ) -> None:
         """Takes in what another replica had generated of answer `index` of prompt `number`."""
         if index == 0 or number not in self._prompts:
             self._prompts[number] = (prompt_tokens, before.cached_tokens or 0)
         self._generated[number, index] = len(before.token_ids)
+        self._thinking[number, index] = thinking_tokens
 
     def note(self, number: int, output: RequestOutput) -> Usage:
         """Takes in a delta of prompt `number`."""
         self._generated[number, output.index] = output.num_generated_tokens
+        self._thinking[number, output.index] = output.num_thinking_tokens
         if output.index == 0 or number not in self._prompts:
             self._prompts[number] = (output.num_prompt_tokens, output.num_cached_tokens)
         prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
         cached_tokens = sum(cached for _, cached in self._prompts.values())
-        return make_usage(prompt_tokens, sum(self._generated.values()), cached_tokens)
+        return make_usage(
+            prompt_tokens,
+            sum(self._generated.values()),
+            cached_tokens,
+            sum(self._thinking.values()),
+        )
 
 
 class ChunkFrame:
@@ -64,10 +79,17 @@ class ChunkFrame:
         self.shows_all = self._so_far is not None or bool(body.return_token_ids)
         """Whether chunks carry more than text."""
 
-    def resume(self, number: int, index: int, prompt_tokens: int, before: ResumedAnswer) -> None:
+    def resume(
+        self,
+        number: int,
+        index: int,
+        prompt_tokens: int,
+        before: ResumedAnswer,
+        thinking_tokens: int = 0,
+    ) -> None:
         """An answer goes on that another replica began."""
         if self._so_far is not None:
-            self._so_far.resume(number, index, prompt_tokens, before)
+            self._so_far.resume(number, index, prompt_tokens, before, thinking_tokens)
 
     def plain_head(self, choice_start: bytes) -> bytes:
         """What precedes the text in the chunks of one choice."""

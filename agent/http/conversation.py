@@ -31,7 +31,7 @@ async def start_conversation(
     prompt = truncated(prompt, body.truncate_prompt_tokens)
     sampling = chat_sampling(body)
     plan = server.message_forms.plan(body, prompt, sampling)
-    await answers.start([prompt], sampling, body, request_id)
+    await answers.start([prompt], sampling, body, request_id, plan)
     return prompt, plan
 
 

@@ -6,7 +6,6 @@ from typing import Any, Literal
 from pagelet.agent.http.message import MessageReader, call_ids
 from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.engine.outputs import PositionLogprobs, RequestOutput
-from pagelet.protocol.openai.routing import Resume
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,10 +60,7 @@ Step = Begin | Grow | End
 class ItemReader:
     """The state of one answer. Only answers that are all content come with logprobs."""
 
-    def __init__(
-        self, plan: MessagePlan | None, response_id: str, resume: Resume | None = None
-    ) -> None:
-        """`resume` is what another replica passed on of the answer."""
+    def __init__(self, plan: MessagePlan | None, response_id: str) -> None:
         make_id = call_ids(response_id, 0)
         self._reader = (
             MessageReader(None, None, make_id, parallel=True, shows_reasoning=True)
@@ -74,8 +70,6 @@ class ItemReader:
         self._open: Item | None = None
         self._logprobs: list[PositionLogprobs] = []
         self.items: list[Item] = []
-        self.reasoning_tokens = 0 if resume is None else resume.answers[0].thought_tokens
-        """Tokens up to the last delta that had thinking in it."""
         self.cut = False
         """Whether the answer ended for the bound on its tokens."""
         self.stop: int | str | None = None
@@ -94,7 +88,7 @@ class ItemReader:
         steps: list[Step] = []
         self._logprobs += output.logprobs or ()
         for delta in self._reader.read(output.text, ends=finished):
-            self._take(delta, output, steps)
+            self._take(delta, steps)
         if finished:
             self.cut = output.finish_reason == "length"
             self.stop = output.stop_reason
@@ -103,16 +97,13 @@ class ItemReader:
 
     def _replay(self, output: RequestOutput) -> None:
         """Takes in the text that another replica passed on."""
-        known = self.reasoning_tokens
         for delta in self._reader.read(output.resumed_text, ends=False):
-            self._take(delta, output, [])
-        self.reasoning_tokens = known
+            self._take(delta, [])
 
-    def _take(self, delta: dict[str, Any], output: RequestOutput, steps: list[Step]) -> None:
+    def _take(self, delta: dict[str, Any], steps: list[Step]) -> None:
         if "content" in delta:
             self._grow("text", delta["content"], steps)
         elif "reasoning_content" in delta:
-            self.reasoning_tokens = output.num_generated_tokens
             self._grow("reasoning", delta["reasoning_content"], steps)
         else:
             for call in delta["tool_calls"]:

@@ -8,14 +8,12 @@ nothing yet go with the next event.
 
 Responses and messages have one answer, and close their items, tell the usage and end with its last
 token. All of that is one step of their journal: what has come of it without its line is made again.
-`: thought 0 N` tells in responses how many of the tokens were thinking.
 """
 
 import time
 from collections.abc import Callable, Iterable
 
 from pagelet.agent.http.event_stream import Chunks
-from pagelet.agent.http.items import ItemReader
 from pagelet.engine.outputs import RequestOutput
 from pagelet.protocol.openai.errors import ApiError, ErrorResponse
 from pagelet.protocol.openai.routing import Resume, RouterHints
@@ -93,19 +91,9 @@ class JournaledChunks:
 class JournaledItems(JournaledChunks):
     """The events of one answer, their end included, with a journal."""
 
-    def __init__(self, events: Chunks, reader: ItemReader, resume: Resume | None) -> None:
+    def __init__(self, events: Chunks, resume: Resume | None) -> None:
         begun = resume is not None and resume.answers[0].begun
         super().__init__(_EndsAtOnce(events), lambda number, index: 0, [0] if begun else ())
-        self._reader = reader
-        self._thought_tokens = reader.reasoning_tokens
-
-    def encode(self, number: int, output: RequestOutput) -> bytes:
-        """See `Chunks`."""
-        events = super().encode(number, output)
-        if events and self._reader.reasoning_tokens != self._thought_tokens:
-            self._thought_tokens = self._reader.reasoning_tokens
-            events = b"%b: thought 0 %d\n\n" % (events[:-1], self._thought_tokens)
-        return events
 
 
 class _EndsAtOnce:

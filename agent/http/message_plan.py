@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pagelet.agent.http.message import MessageReader
-from pagelet.agent.reasoning import BEGIN, END, ReasoningSplitter, prompt_state
+from pagelet.agent.reasoning import (
+    BEGIN,
+    END,
+    ReasoningSplitter,
+    ThinkingCounter,
+    prompt_state,
+)
 from pagelet.agent.settings import ToolCallParser
 from pagelet.agent.tools.formats import FORMATS, JSON, ToolFormat, detect_format
 from pagelet.agent.tools.grammars import Tool, forced_calls
@@ -34,6 +40,11 @@ class MessagePlan:
     tool_names: list[str]
     parallel: bool
     shows_reasoning: bool
+    token_text: Callable[[int], tuple[str, bytes]]
+
+    def count_thinking(self) -> ThinkingCounter | None:
+        """For one answer; None if it does not think."""
+        return None if self.begun is None else ThinkingCounter(self.begun, self.token_text)
 
     def make_reader(self, make_id: Callable[[int], str]) -> MessageReader:
         """For one answer."""
@@ -109,6 +120,7 @@ class MessageForms:
             [tool.name for tool in tools],
             parallel=body.parallel_tool_calls is not False,
             shows_reasoning=body.include_reasoning is not False,
+            token_text=self._tokenizer.token_text,
         )
 
     def _thinking(self, prompt: list[int]) -> bool | None:

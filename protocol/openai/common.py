@@ -9,6 +9,12 @@ class PromptTokensDetails(ResponseBody):
     cached_tokens: int
 
 
+class CompletionTokensDetails(ResponseBody):
+    """`reasoning_tokens` of the answers were thinking, shown or not."""
+
+    reasoning_tokens: int
+
+
 class Usage(ResponseBody):
     """What was read and written, in tokens."""
 
@@ -16,15 +22,19 @@ class Usage(ResponseBody):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
-def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def make_usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0
+) -> Usage:
     """Usage with its total."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
     )
 
 

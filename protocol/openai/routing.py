@@ -25,8 +25,6 @@ class ResumedAnswer(RequestBody):
     """Of its prompt, found in the cache where it began: what the usage tells. None if not told."""
     finished: bool = False
     """Whether its finish reason was passed on: nothing of it is generated or sent again."""
-    thought_tokens: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """How many of `token_ids` are its thinking, where the usage tells that: in responses."""
 
 
 class Resume(RequestBody):

@@ -2,10 +2,9 @@
 
 A replica that is asked for a journal ends its events with lines such as `: tokens 0 345,346`: the
 token ids of answer 0 whose effects are wholly shown once the event is; `: begin 0 48` with the
-answer's first event, for which 48 tokens of the prompt were cached, and `: end 0` with its last;
-`: thought 0 9` counts the tokens of a response that were thinking. JSON holds no raw newline, so
-`\\n: ` is never part of an event's data. From the journal another replica can go on where this one
-broke off.
+answer's first event, for which 48 tokens of the prompt were cached, and `: end 0` with its last.
+JSON holds no raw newline, so `\\n: ` is never part of an event's data. From the journal another
+replica can go on where this one broke off.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 # Numbers are as long as they can be in earnest, so that no replica makes us count without end.
 _LINE: Final = re.compile(
-    rb"\n: (begin|tokens|thought|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
+    rb"\n: (begin|tokens|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
 )
 _CREATED: Final = re.compile(rb'"created(?:_at)?":\s*(\d{1,15})(?!\d)')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
@@ -66,7 +65,6 @@ class _Answer:
     token_ids: list[bytes] = dataclasses.field(default_factory=list)
     """Runs of ids, as the journal spells them."""
     finished: bool = False
-    thought_tokens: int = 0
 
 
 class Journal:
@@ -143,7 +141,6 @@ class Journal:
         }
         if self._ends_with_answer:
             state["events"] = self._num_events
-            state["answers"][0]["thought_tokens"] = answers[0].thought_tokens
         return state
 
     @property
@@ -185,8 +182,6 @@ class Journal:
             answer.finished = True
             if self._ends_with_answer and self._finished:
                 self.complete = True
-        elif kind == b"thought" and ids is not None:
-            answer.thought_tokens = int(ids.partition(b",")[0])
 
 
 def _token_ids(runs: list[bytes]) -> list[int]:

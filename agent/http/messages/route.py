@@ -49,12 +49,12 @@ async def _respond(
     message_id = f"msg_{context.request_id}"
     hints = body.pagelet or RouterHints()
     resume = hints.resume
-    reader = ItemReader(plan, message_id, resume)
+    reader = ItemReader(plan, message_id)
     if body.stream:
         begun = resume is not None and resume.answers[0].begun
         events = MessageEvents(message_id, body.model, reader, answers.usage, begun=begun)
         if hints.journal:
-            journaled = JournaledItems(events, reader, resume)
+            journaled = JournaledItems(events, resume)
             return await EventStream.open(
                 answers,
                 journaled,

@@ -104,7 +104,7 @@ class ResponseWriter:
             ),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(
-                reasoning_tokens=self._reader.reasoning_tokens
+                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
             ),
             total_tokens=usage.total_tokens,
         )

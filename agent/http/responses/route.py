@@ -50,12 +50,12 @@ async def _respond(
     response_id = f"resp_{context.request_id}"
     hints = body.pagelet or RouterHints()
     resume = hints.resume
-    reader = ItemReader(plan, response_id, resume)
+    reader = ItemReader(plan, response_id)
     writer = ResponseWriter(body, response_id, reader, began(hints))
     if body.stream:
         events = ResponseEvents(writer, reader, answers.usage, resume.events if resume else 0)
         if hints.journal and not body.wants_logprobs:  # the last events repeat all logprobs
-            journaled = JournaledItems(events, reader, resume)
+            journaled = JournaledItems(events, resume)
             return await EventStream.open(
                 answers, journaled, context, lambda error: failed(events.fail(error), error)
             )

@@ -81,25 +81,24 @@ def data_of(event):
     return event.partition(b"\n: ")[0]
 
 
-def state_of(parts):
+def state_of(parts, n=1):
     """What a router knows of the events that it passed on: those that the journal accounts for."""
-    answer = {"begun": False, "token_ids": [], "finished": False, "thought_tokens": 0}
+    answers = [{"begun": False, "token_ids": [], "finished": False} for _ in range(n)]
     created = None
     for event in parts:
         _, *comments = event.split(b"\n: ")
         if created is None and (found := re.search(rb'"created(?:_at)?":(\d+)', event)):
             created = int(found[1])
         for comment in comments:
-            kind, _, *rest = comment.split()
+            kind, index, *rest = comment.split()
+            answer = answers[int(index)]
             if kind == b"begin":
                 answer |= {"begun": True, "cached_tokens": int(rest[0])}
             elif kind == b"end":
                 answer["finished"] = True
-            elif kind == b"thought":
-                answer["thought_tokens"] = int(rest[0])
             else:
                 answer["token_ids"] += map(int, rest[0].split(b","))
-    return {"created": created, "answers": [answer]}
+    return {"created": created, "answers": answers}
 
 
 def settled(parts):
@@ -123,7 +122,7 @@ def comparable(parts):
 def check_seams(servers, path, body):
     """Breaks the stream after each of its events. Returns them as they were without."""
     whole = events(servers[0], path, body)
-    assert state_of(whole)["answers"][0]["finished"]
+    assert all(answer["finished"] for answer in state_of(whole)["answers"])
     cuts = 0
     for cut in range(1, len(whole)):
         parts = settled(whole[:cut])
@@ -195,9 +194,42 @@ def thoughts(path):
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_thinking(thinkers, path):
-    told = check_seams(thinkers, path, body_of(path, 60, **thoughts(path)))
+    fields = thoughts(path)
+    if path == CHAT:
+        fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    told = check_seams(thinkers, path, body_of(path, 60, **fields))
     kinds = {CHAT: "reasoning_content", RESPONSES: "reasoning_text", MESSAGES: "thinking_delta"}
     assert kinds[path] in json.dumps(told)
+
+
+def test_usage_tells_the_thinking_of_all_answers(thinkers):
+    """Token by token, whole, and from the middle of one of them on."""
+    body = body_of(CHAT, 60, seed=7, model="tiny", n=2, return_token_ids=True, **thoughts(CHAT))
+    whole = httpx.post(thinkers[0].url + CHAT, json=body, timeout=60).json()
+    expected = 0
+    for choice in whole["choices"]:
+        tokens = choice["token_ids"]
+        text = ""
+        for token_id in tokens:
+            text += thinkers[0].llm.tokenizer.token_text(token_id)[0]
+            if "</think>" in text:
+                break
+            expected += 1
+        assert text.startswith(choice["message"]["reasoning_content"])
+    usage = whole["usage"]
+    details = usage["completion_tokens_details"]
+    assert details == {"reasoning_tokens": expected}
+    assert 2 < expected < usage["completion_tokens"]
+
+    body |= {"stream": True, "stream_options": {"include_usage": True}, "pagelet": JOURNAL}
+    shown = httpx.post(thinkers[0].url + CHAT, json=body, timeout=60).content.split(b"\n\n")[:-1]
+    for cut in range(4, len(shown) - 2, 3):
+        parts = settled(shown[:cut])
+        body["pagelet"] = JOURNAL | {"resume": state_of(parts, 2)}
+        rest = httpx.post(thinkers[1].url + CHAT, json=body, timeout=60).content.split(b"\n\n")
+        told = json.loads(rest[-3].removeprefix(b"data: "))["usage"]
+        assert told["completion_tokens_details"] == details, cut
+        assert told["completion_tokens"] == usage["completion_tokens"]
 
 
 def test_what_cannot_be_resumed_is_refused(replicas):

@@ -33,7 +33,8 @@ def test_chat(server):
         choice + '{"content":"\\""},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'
         '"usage":null}',
         head + '"choices":[],"usage":{"prompt_tokens":19,"completion_tokens":2,"total_tokens":21,'
-        '"prompt_tokens_details":{"cached_tokens":16}}}',
+        '"prompt_tokens_details":{"cached_tokens":16},'
+        '"completion_tokens_details":{"reasoning_tokens":0}}}',
         "[DONE]",
     ]
 

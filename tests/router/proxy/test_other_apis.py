@@ -100,7 +100,7 @@ def named(name, number, *comments):
 @pytest.mark.parametrize("end", ["cut", "silent", "whole", "error"])
 async def test_a_stream_goes_on_at_another_replica(routed, path, end) -> None:
     begin = named("begin", 0, ": begin 0 16")
-    told = [named("more", 1), named("more", 2, ": tokens 0 5,6", ": thought 0 2")]
+    told = [named("more", 1), named("more", 2, ": tokens 0 5,6")]
     lost = [named("last", 3)]
     error = '{"error":{"message":"died","type":"server_error","param":null,"code":"x"}}'
     failed = named("error", 3, f": failed {error}")
@@ -132,7 +132,6 @@ async def test_a_stream_goes_on_at_another_replica(routed, path, end) -> None:
                     "token_ids": [5, 6],
                     "cached_tokens": 16,
                     "finished": False,
-                    "thought_tokens": 2,
                 }
             ],
         }
