@@ -37,22 +37,30 @@ def fetch(
     tokenizer: Annotated[
         str | None, typer.Option(help="Where the tokenizer comes from, as MODEL.")
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="A LoRA adapter, hf://ORG/NAME[@REVISION] or s3://BUCKET/FOLDER; may be repeated.",
+        ),
+    ] = None,
     weights: Annotated[
         bool, typer.Option(help="--no-weights: configuration and tokenizer only.")
     ] = True,
 ) -> None:
-    """Download a model, go on where an earlier download stopped, and check every file.
+    """Download a model and adapters, go on where an earlier download stopped, and check every file.
 
     It goes to the hub's cache (HF_HOME), where `pagelet serve` finds it with HF_HUB_OFFLINE=1, too;
     from S3 to the folder PAGELET_MODELS.
     Prints where. Exit code 78 says that it cannot work as asked, and the last line why.
     """
     from pagelet.engine.weights.hub_check import fetch as fetch_checked
+    from pagelet.engine.weights.hub_check import fetch_adapter
     from pagelet.protocol.errors import ModelSourceError
     from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
-    if model is None and tokenizer is None:
-        raise typer.BadParameter("give a MODEL, a --tokenizer, or both")
+    if model is None and tokenizer is None and not adapter:
+        raise typer.BadParameter("give a MODEL, a --tokenizer, or an --adapter")
     wanted = [(model, weights), (tokenizer, False)]
     # Its bars would fill a log, and ours tells the same.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -63,6 +71,8 @@ def fetch(
                     source, _Lines("downloaded"), _Lines("checked"), weights=with_weights
                 )
                 print(files.path)
+        for source in adapter or ():
+            print(fetch_adapter(source, _Lines("downloaded"), _Lines("checked")))
     except ModelSourceError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_CONFIGURATION) from None

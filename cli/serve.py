@@ -282,9 +282,10 @@ def serve(
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=FOLDER",
+            metavar="NAME=SOURCE",
             parser=parse_lora_module,
-            help="An adapter, as PEFT saves it, and the name that requests use; may be repeated.",
+            help="An adapter as PEFT saves it (a folder, hf://ORG/NAME[@REVISION] or "
+            "s3://BUCKET/FOLDER) and the name that requests use; may be repeated.",
         ),
     ] = None,
     max_loras: Annotated[

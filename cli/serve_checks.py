@@ -15,10 +15,10 @@ def parse_score_tokens(text: str) -> str:
 
 
 def parse_lora_module(text: str) -> str:
-    """NAME=FOLDER."""
-    name, _, folder = text.partition("=")
-    if not name or not folder:
-        raise typer.BadParameter(f"{text!r} is not NAME=FOLDER")
+    """NAME=SOURCE."""
+    name, _, source = text.partition("=")
+    if not name or not source:
+        raise typer.BadParameter(f"{text!r} is not NAME=SOURCE, such as sql=/adapters/sql")
     return text
 
 

@@ -1,9 +1,10 @@
 """The adapters that requests may name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.source import resolve_adapter
 from pagelet.engine.weights.adapter_config import read_adapter
 from pagelet.protocol.config import LoraOptions
 from pagelet.protocol.errors import ModelSourceError
@@ -34,6 +35,12 @@ class AdapterRegistry(Mapping[str, LoraAdapter]):
         if (fault := adapter_name_fault(name)) is not None:
             raise ModelSourceError(f"the adapter's name {name[:40]!r} {fault}")
         return read_adapter(name, Path(folder), self._config, self.options.max_rank)
+
+    def find(
+        self, name: str, source: str, progress: Callable[[int, int], None] | None = None
+    ) -> LoraAdapter:
+        """As `read`, for a source as `resolve_adapter` takes it: it may be downloaded first."""
+        return self.read(name, str(resolve_adapter(source, progress)))
 
     def add(self, adapter: LoraAdapter) -> None:
         """From now on requests may name it, in place of another of its name."""

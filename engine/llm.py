@@ -101,8 +101,8 @@ class LLM:
             self.config, self.tokenizer, self.max_model_len, files, self.options.model
         )
         self.adapters = AdapterRegistry(self.config, self.options.lora)
-        for name, folder in self.options.lora.modules.items():
-            self.adapters.add(self.adapters.read(name, folder))
+        for name, source in self.options.lora.modules.items():
+            self.adapters.add(self.adapters.find(name, source, download_progress(stage)))
         self._core = build_core(self.options, stage)
         self._outputs = OutputProcessor(self.tokenizer)
         self._next_id = 0

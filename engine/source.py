@@ -12,12 +12,20 @@ from pagelet.engine.weights import hub, object_store, package
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
-__all__ = ["ModelFiles", "ModelSourceError", "resolve", "resolve_model", "resolve_tokenizer"]
+__all__ = [
+    "ModelFiles",
+    "ModelSourceError",
+    "resolve",
+    "resolve_adapter",
+    "resolve_model",
+    "resolve_tokenizer",
+]
 
 _FORMS: Final = (
     "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, a folder with config.json and .safetensors "
     "files, a .gguf file, or package://NAME"
 )
+_ADAPTER: Final = "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, or PEFT's folder"
 _INDEX: Final = "model.safetensors.index.json"
 
 
@@ -127,10 +135,7 @@ def resolve(
         path, name = package.find(source, progress)
         return _files(path, name, source, weights=weights)
     if source.startswith("file://"):
-        url = urllib.parse.urlsplit(source)
-        if url.netloc not in ("", "localhost"):
-            raise ModelSourceError(f"{source}: write a local path with three slashes: file:///PATH")
-        path = Path(urllib.parse.unquote(url.path))
+        path = _local_path(source)
     elif "://" in source:
         raise ModelSourceError(f"{source}: unknown kind of source; give {_FORMS}")
     else:
@@ -151,6 +156,20 @@ def resolve(
     return _files(path, name, source, weights=weights)
 
 
+def resolve_adapter(source: str, progress: Callable[[int, int], None] | None = None) -> Path:
+    """The folder of a LoRA adapter, downloaded where that is asked for: `hf://ORG/NAME[@REVISION]`,
+    `s3://BUCKET/FOLDER`, `file:///PATH` or a path. Raises ModelSourceError."""
+    if source.startswith("hf://"):
+        return hub.download_adapter(source, progress)
+    if source.startswith("s3://"):
+        return object_store.download_adapter(source, progress)
+    if source.startswith("file://"):
+        return _local_path(source)
+    if "://" in source:
+        raise ModelSourceError(f"{source}: unknown kind of source of an adapter; give {_ADAPTER}")
+    return Path(source)
+
+
 def resolve_model(
     options: EngineOptions, progress: Callable[[int, int], None] | None = None
 ) -> ModelFiles:
@@ -165,6 +184,14 @@ def resolve_tokenizer(options: EngineOptions, model: ModelFiles) -> ModelFiles:
     own, as `resolve`."""
     source = options.model.tokenizer
     return model if source is None else resolve(source, weights=False)
+
+
+def _local_path(source: str) -> Path:
+    """Of `file:///PATH`."""
+    url = urllib.parse.urlsplit(source)
+    if url.netloc not in ("", "localhost"):
+        raise ModelSourceError(f"{source}: write a local path with three slashes: file:///PATH")
+    return Path(urllib.parse.unquote(url.path))
 
 
 def _looks_like_hub(source: str) -> bool:

@@ -171,7 +171,8 @@ class LoraOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     enabled: bool = False
     modules: dict[str, str] = {}
-    """Folders of adapters by name, there from the start."""
+    """Adapters by name, there from the start: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/FOLDER`, or
+    a folder."""
     max_loras: PositiveInt = 8
     """Most different adapters of one step; requests for others wait."""
     max_cpu_loras: PositiveInt = 16

@@ -4,6 +4,9 @@ from typing import Final
 
 import msgspec
 
+ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""The two files of an adapter, as PEFT names them."""
 _LONGEST_NAME: Final = 256
 
 

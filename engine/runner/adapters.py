@@ -14,16 +14,11 @@ from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.inputs import StepInputs
 from pagelet.engine.runner.state import RequestRows
-from pagelet.engine.weights.adapter_config import (
-    WEIGHTS,
-    check_unchanged,
-    read_scaling,
-    tensor_place,
-)
+from pagelet.engine.weights.adapter_config import check_unchanged, read_scaling, tensor_place
 from pagelet.kernels.lora import LowRank
 from pagelet.kernels.lora.cpu import pack_low_rank
 from pagelet.protocol.errors import ModelSourceError
-from pagelet.protocol.lora import LoraAdapter
+from pagelet.protocol.lora import ADAPTER_WEIGHTS, LoraAdapter
 
 T = TypeVar("T")
 
@@ -120,13 +115,15 @@ class Adapters:
         scaling = read_scaling(folder)
         sides: dict[str, dict[str, torch.Tensor]] = {}
         try:
-            with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
+            with safetensors.safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
                     place = tensor_place(key)
                     if place is not None and place[0] in self._places:
                         sides.setdefault(place[0], {})[place[1]] = file.get_tensor(key)
         except (safetensors.SafetensorError, OSError) as error:
-            raise ModelSourceError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+            raise ModelSourceError(
+                f"{folder / ADAPTER_WEIGHTS}: cannot be read: {error}"
+            ) from error
         weights = {}
         for module, pair in sides.items():
             place_of = self._places[module]

@@ -15,10 +15,8 @@ import safetensors
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.weights.fields import Fields
 from pagelet.protocol.errors import ModelSourceError
-from pagelet.protocol.lora import LoraAdapter
+from pagelet.protocol.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraAdapter
 
-WEIGHTS: Final = "adapter_model.safetensors"
-_CONFIG: Final = "adapter_config.json"
 _TENSOR: Final = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
@@ -61,7 +59,7 @@ def tensor_place(name: str) -> tuple[str, Literal["A", "B"]] | None:
 
 def read_scaling(folder: Path) -> AdapterScaling:
     """Raises ModelSourceError for a kind of adapter that is not supported."""
-    path = folder / _CONFIG
+    path = folder / ADAPTER_CONFIG
     try:
         if path.exists() and not path.is_file():  # such as a pipe, which a read would wait for
             raise ModelSourceError(f"{path}: is not a file; give PEFT's folder")
@@ -95,9 +93,11 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) ->
     """Checks an adapter's files against the model. Raises ModelSourceError that says what does not
     fit."""
     read_scaling(folder)
-    path = folder / WEIGHTS
+    path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
-        raise ModelSourceError(f"{folder}: has no {WEIGHTS}; save the adapter as safetensors")
+        raise ModelSourceError(
+            f"{folder}: has no {ADAPTER_WEIGHTS}; save the adapter as safetensors"
+        )
     try:
         with safetensors.safe_open(path, framework="np") as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
@@ -119,8 +119,8 @@ def check_unchanged(adapter: LoraAdapter) -> None:
 
 
 def _digest(folder: Path) -> str:
-    digest = hashlib.sha256((folder / _CONFIG).read_bytes())
-    with (folder / WEIGHTS).open("rb") as weights:
+    digest = hashlib.sha256((folder / ADAPTER_CONFIG).read_bytes())
+    with (folder / ADAPTER_WEIGHTS).open("rb") as weights:
         digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()
 

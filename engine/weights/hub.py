@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pagelet.protocol.errors import ModelSourceError
+from pagelet.protocol.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -51,6 +52,40 @@ def download(
         patterns, ignored = [file], []
     else:
         patterns, ignored = TEXT_FILES + (WEIGHT_FILES if weights else []), _IGNORED
+    path = _snapshot(source, repo, revision, patterns, ignored, progress) / file
+    if file and not path.exists():
+        raise ModelSourceError(f"{source}: {repo} has no file {file}")
+    if not file and weights and not any(path.glob("*.safetensors")):
+        raise ModelSourceError(
+            f"{source}: {repo} has no .safetensors files; if it has GGUF files, name one: "
+            f"hf://{repo}/FILE.gguf"
+        )
+    return path, repo
+
+
+def download_adapter(source: str, progress: Callable[[int, int], None] | None) -> Path:
+    """As `download`, for the two files of a LoRA adapter."""
+    match = _SOURCE.fullmatch(source)
+    if match is None or match["file"]:
+        raise ModelSourceError(f"{source}: expected hf://ORG/NAME or hf://ORG/NAME@REVISION")
+    files = [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+    folder = _snapshot(source, match["repo"], match["revision"], files, [], progress)
+    if missing := [name for name in files if not (folder / name).exists()]:
+        raise ModelSourceError(
+            f"{source}: {match['repo']} has no {' and no '.join(missing)}; give an adapter as PEFT "
+            "saves it, with safetensors"
+        )
+    return folder
+
+
+def _snapshot(
+    source: str,
+    repo: str,
+    revision: str | None,
+    patterns: list[str],
+    ignored: list[str],
+    progress: Callable[[int, int], None] | None,
+) -> Path:
     # Imported here: it takes a third of a second, and most sources don't need it.
     import huggingface_hub
 
@@ -64,15 +99,7 @@ def download(
         )
     except Exception as error:  # the hub's client lets its HTTP library's errors through
         raise _explained(error, source) from error
-    path = Path(folder, file)
-    if file and not path.exists():
-        raise ModelSourceError(f"{source}: {repo} has no file {file}")
-    if not file and weights and not any(path.glob("*.safetensors")):
-        raise ModelSourceError(
-            f"{source}: {repo} has no .safetensors files; if it has GGUF files, name one: "
-            f"hf://{repo}/FILE.gguf"
-        )
-    return path, repo
+    return Path(folder)
 
 
 def _bar_class(progress: Callable[[int, int], None] | None) -> type["tqdm"]:

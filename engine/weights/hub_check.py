@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from pagelet.engine.source import ModelFiles, resolve
+from pagelet.engine.source import ModelFiles, resolve, resolve_adapter
 from pagelet.protocol.errors import ModelSourceError
 
 _CHECKED: Final = ".pagelet-checked.json"
@@ -34,19 +34,39 @@ def fetch(
     `progress` and `checking` get bytes done and bytes in all. Raises ModelSourceError.
     """
     files = resolve(source, progress, weights=weights)
-    if not source.startswith("hf://"):
-        return files
-    for path in list(_damaged(files.path, checking)):
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-    files = resolve(source, progress, weights=weights)
-    still = [path.name for path in _damaged(files.path, checking)]
+    if source.startswith("hf://") and _remove_damaged(files.path, checking):
+        files = resolve(source, progress, weights=weights)
+        _refuse_damaged(source, files.path, checking)
+    return files
+
+
+def fetch_adapter(
+    source: str, progress: Progress | None = None, checking: Progress | None = None
+) -> Path:
+    """As `fetch`, for the folder of a LoRA adapter."""
+    folder = resolve_adapter(source, progress)
+    if source.startswith("hf://") and _remove_damaged(folder, checking):
+        folder = resolve_adapter(source, progress)
+        _refuse_damaged(source, folder, checking)
+    return folder
+
+
+def _remove_damaged(path: Path, checking: Progress | None) -> bool:
+    """Whether there was anything to remove."""
+    damaged = list(_damaged(path, checking))
+    for file in damaged:
+        file.resolve().unlink()
+        file.unlink(missing_ok=True)
+    return bool(damaged)
+
+
+def _refuse_damaged(source: str, path: Path, checking: Progress | None) -> None:
+    still = [file.name for file in _damaged(path, checking)]
     if still:
         raise ModelSourceError(
             f"{source}: {', '.join(still)} came twice with another content than its digest says; "
             "check the disk, and the proxy if there is one"
         )
-    return files
 
 
 def _damaged(path: Path, checking: Progress | None) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagelet.engine.weights.hub import TEXT_FILES, WEIGHT_FILES
 from pagelet.engine.weights.package import cache_folder
 from pagelet.protocol.errors import ModelSourceError
+from pagelet.protocol.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pagelet.protocol.model_folder import s3_folder
 
 if TYPE_CHECKING:
@@ -54,6 +55,22 @@ def download(source: str, progress: Progress | None, *, weights: bool) -> tuple[
 
     `progress` gets bytes done and bytes in all. Raises ModelSourceError.
     """
+    target = _download(
+        source, lambda store, path: _objects(store, path, source, weights=weights), progress
+    )
+    return target, target.stem if target.suffix == ".gguf" else target.name
+
+
+def download_adapter(source: str, progress: Progress | None) -> Path:
+    """As `download`, for the two files of a LoRA adapter."""
+    return _download(source, lambda store, path: _adapter(store, path, source), progress)
+
+
+def _download(
+    source: str,
+    choose: "Callable[[S3Store, str], list[ObjectMeta]]",
+    progress: Progress | None,
+) -> Path:
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise ModelSourceError(f"{source}: expected s3://BUCKET/FOLDER or s3://BUCKET/FILE.gguf")
@@ -72,7 +89,7 @@ def download(source: str, progress: Progress | None, *, weights: bool) -> tuple[
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         options = _OPTIONS["client_options"] | {"allow_http": plain}
         store = S3Store(match["bucket"], **_OPTIONS | {"client_options": options})
-        objects = _objects(store, path, source, weights=weights)
+        objects = choose(store, path)
         folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(folder):
             _fetch_all(store, objects, folder, progress)
@@ -80,7 +97,21 @@ def download(source: str, progress: Progress | None, *, weights: bool) -> tuple[
         raise _explained(error, source) from error
     except OSError as error:
         raise ModelSourceError(f"{source}: cannot be written to {folder}: {error}") from error
-    return target, target.stem if target.suffix == ".gguf" else target.name
+    return target
+
+
+def _adapter(store: "S3Store", path: str, source: str) -> list["ObjectMeta"]:
+    import obstore
+
+    listed = obstore.list_with_delimiter(store, prefix=path)["objects"]
+    wanted = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    chosen = [found for found in listed if PurePosixPath(found["path"]).name in wanted]
+    if len(chosen) < len(wanted):
+        raise ModelSourceError(
+            f"{source}: the bucket has no {' and '.join(wanted)} there; write the folder that "
+            "holds them"
+        )
+    return chosen
 
 
 def _objects(store: "S3Store", path: str, source: str, *, weights: bool) -> list["ObjectMeta"]:

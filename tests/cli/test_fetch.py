@@ -71,3 +71,23 @@ def test_the_last_line_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
     assert result.returncode == 78
     assert result.stderr.splitlines()[-1].startswith("Error: hf://org/gated: access is restricted")
     assert fetch(tmp_path, hub).returncode == 2
+
+
+def test_adapters_are_fetched_and_checked_beside_the_model(hub: Hub, tmp_path: Path) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS}
+    hub.repositories["org/lora"] = files | {"training_args.bin": b"not needed"}
+    hub.damage_next_download = "adapter_model.safetensors"
+    arguments = ("hf://org/model", "--no-weights", "--adapter", "hf://org/lora@v1")
+    result = fetch(tmp_path, hub, *arguments)
+    assert result.returncode == 0, result.stderr
+    _, folder = map(Path, result.stdout.splitlines())
+    assert {path.name for path in folder.glob("[!.]*")} == files.keys()
+    assert (folder / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert hub.downloaded.count("adapter_model.safetensors") == 2
+    assert "training_args.bin" not in hub.downloaded
+
+
+def test_a_repository_without_an_adapter_says_so(hub: Hub, tmp_path: Path) -> None:
+    result = fetch(tmp_path, hub, "--adapter", "hf://org/model")
+    assert result.returncode == 78
+    assert "has no adapter_config.json and no adapter_model.safetensors" in result.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import obstore
 import pytest
 
-from pagelet.engine.source import resolve
+from pagelet.engine.source import resolve, resolve_adapter
 from pagelet.protocol.errors import ModelSourceError
 from support.s3 import S3, running_s3
 
@@ -25,6 +25,10 @@ FILES = {
     "models/tiny/original/model.safetensors": b"not wanted",
     "models/quantized/a.gguf": b"GGUF-a",
     "models/quantized/b.gguf": b"GGUF-b",
+    "adapters/sql/adapter_config.json": b"{}",
+    "adapters/sql/adapter_model.safetensors": b"A and B",
+    "adapters/sql/optimizer.pt": b"not wanted",
+    "adapters/pickled/adapter_config.json": b"{}",
 }
 WEIGHTS = "models/tiny/model.safetensors"
 
@@ -179,3 +183,12 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ModelSourceError, match=r"pip install 'pagelet\[s3\]'"):
         resolve("s3://bucket/model")
+
+
+def test_an_adapter_is_two_files(bucket: str) -> None:
+    folder = resolve_adapter(f"s3://{bucket}/adapters/sql")
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"A and B"
+    with pytest.raises(ModelSourceError, match=r"has no adapter_config.json and adapter_model"):
+        resolve_adapter(f"s3://{bucket}/adapters/pickled")
