@@ -1,7 +1,7 @@
 """The metrics of `pagelet.protocol.metrics`, kept from what the engine and the server report."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pagelet.engine.observer import EngineObserver, RequestTimes
 from pagelet.process.own_metrics import ProcessMetrics
@@ -52,7 +52,9 @@ class Metrics(EngineObserver):
                 self._add_engine_series(metric, index, series)
         for metric in names.SERVER_METRICS:
             self._families[metric.name] = Family(metric.name, metric.kind, metric.help)
-            self._add_server_series(metric, num_engines)
+            if metric is not names.FOREIGN_GPU_MEMORY:  # which GPUs there are comes out later
+                self._add_server_series(metric, num_engines)
+        self._foreign: dict[tuple[int, str], Scalar] = {}
         for index in range(num_engines):
             self._engines[index].labelled["vllm:engine_sleep_state", "awake"].value = 1
             self._set_cache_info(index, 0)
@@ -210,13 +212,26 @@ class Metrics(EngineObserver):
         open_requests: int,
         keys_file_broken: bool,
         step_ages: Sequence[float],
+        foreign_gpu_memory: Sequence[Mapping[str, int]],
     ) -> None:
-        """What the server says of itself, and sees of its engine cores: `step_ages` in seconds."""
+        """What the server says of itself, and sees of its engine cores: `step_ages` in seconds, and
+        bytes of their GPUs that are others'."""
         self._server["pagelet_draining", ""].value = int(draining)
         self._server["pagelet_open_requests", ""].value = open_requests
         self._server["pagelet_keys_file_broken", ""].value = int(keys_file_broken)
         for index, age in enumerate(step_ages):
             self._server["pagelet_engine_step_age_seconds", str(index)].value = age
+        for index, by_gpu in enumerate(foreign_gpu_memory):
+            for gpu, used in by_gpu.items():
+                self._foreign_series(index, gpu).value = used
+
+    def _foreign_series(self, index: int, gpu: str) -> Scalar:
+        if (index, gpu) not in self._foreign:
+            name = names.FOREIGN_GPU_MEMORY.name
+            scalar = Scalar(name, [("engine", str(index)), ("gpu", gpu)])
+            self._foreign[index, gpu] = scalar
+            self._families[name].series.append(scalar)
+        return self._foreign[index, gpu]
 
     def render(self) -> bytes:
         """Prometheus' text format."""

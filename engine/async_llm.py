@@ -16,6 +16,7 @@ from pagelet.engine.adapters import AdapterRegistry
 from pagelet.engine.beam_search import BeamSearch, check_searchable
 from pagelet.engine.beam_stream import BeamStream
 from pagelet.engine.core.client import CoreClient
+from pagelet.engine.core.foreign_memory import read_foreign_memory
 from pagelet.engine.core.heartbeat import HeartbeatReader
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
@@ -50,9 +51,10 @@ _ENCODING_THREADS = 2
 class _Engine:
     """One data-parallel rank as the load balancer sees it."""
 
-    def __init__(self, client: CoreClient, heartbeat: HeartbeatReader) -> None:
+    def __init__(self, client: CoreClient, heartbeat_path: str) -> None:
         self.client = client
-        self.heartbeat = heartbeat
+        self.heartbeat_path = heartbeat_path
+        self.heartbeat = HeartbeatReader(heartbeat_path)
         self.streams: set[RequestStream] = set()
         self.stats = SchedulerStats()
 
@@ -114,12 +116,12 @@ class AsyncLLM:
         config = load_model_config(files, options.model)
         tokenizer = load_tokenizer(resolve_tokenizer(options, files))
         llm = cls(options, files, config, tokenizer, observer or EngineObserver(), step_timeout)
-        for name, folder in options.lora.modules.items():
+        for name, source in options.lora.modules.items():
             if name in llm.served_model_names:
                 raise ConfigurationError(f"--lora-modules {name}=...: is the model's own name")
-            llm.adapters.add(await asyncio.to_thread(llm.adapters.read, name, folder))
+            llm.adapters.add(await asyncio.to_thread(llm.adapters.find, name, source))
         for index, (path, beat) in enumerate(zip(socket_paths, heartbeat_paths, strict=True)):
-            llm._engines.append(_Engine(CoreClient(index, path, llm), HeartbeatReader(beat)))
+            llm._engines.append(_Engine(CoreClient(index, path, llm), beat))
         return llm
 
     # State
@@ -172,6 +174,11 @@ class AsyncLLM:
             engine.heartbeat.read() if engine.client.connected else None for engine in self._engines
         ]
         return [0.0 if beat is None else beat.step_age(now) for beat in beats]
+
+    def foreign_gpu_memory(self) -> list[dict[str, int]]:
+        """Of each core: bytes in use of its GPUs, by UUID, that are not its own, as it measured
+        last; empty without GPUs."""
+        return [read_foreign_memory(engine.heartbeat_path) for engine in self._engines]
 
     async def wait_ready(self) -> None:
         """Until a core has been ready for the first time."""

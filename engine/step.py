@@ -117,3 +117,7 @@ class RunnerInfo(msgspec.Struct, array_like=True, frozen=True):
     """As in the options, or none where what runs has no quantised weights."""
     kernels: str
     """Which implementation runs, or why not the quickest, in words."""
+    held_bytes: int = 0
+    """Of a GPU's memory, that each rank's tensors hold between steps, at least."""
+    step_bytes: int = 0
+    """Of a GPU's memory, that a step may need of it beside that, at most."""

@@ -282,6 +282,12 @@ ALIASES: tuple[Metric, ...] = (
 )
 """Names that vLLM dropped but that shipped dashboards and routers still query."""
 
+FOREIGN_GPU_MEMORY = Metric(
+    "pagelet_gpu_foreign_memory_bytes",
+    "gauge",
+    "In use of a GPU that the engine core takes, and not its own; no series without GPUs.",
+    ("engine", "gpu"),
+)
 SERVER_METRICS: tuple[Metric, ...] = (
     Metric("pagelet_draining", "gauge", "1 while the server finishes and takes no more.", ()),
     Metric("pagelet_open_requests", "gauge", "HTTP requests for the model being answered.", ()),
@@ -311,4 +317,5 @@ SERVER_METRICS: tuple[Metric, ...] = (
         "Times that the engine core came up, the first included.",
         ("engine",),
     ),
+    FOREIGN_GPU_MEMORY,
 )

@@ -56,6 +56,7 @@ async def metrics(request: Request) -> Response:
         open_requests=server.open_requests,
         keys_file_broken=server.keys.broken,
         step_ages=server.llm.step_ages(),
+        foreign_gpu_memory=server.llm.foreign_gpu_memory(),
     )
     return Response(server.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 

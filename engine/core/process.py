@@ -22,6 +22,7 @@ import msgspec
 from pagelet.engine.core.build import build_core
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.core.effective import effective_config
+from pagelet.engine.core.foreign_memory import ForeignMemory, read_in_use
 from pagelet.engine.core.heartbeat import HeartbeatWriter
 from pagelet.engine.core.kv_publisher import KVEventPublisher
 from pagelet.engine.core.launch import CoreLaunch
@@ -240,6 +241,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
     # What this process leaves behind when it is killed goes with the replica's runtime directory.
     tempfile.tempdir = os.path.dirname(launch.socket_path)
     options = launch.options
+    foreign = ForeignMemory(launch.heartbeat_path, lambda: read_in_use(options, os.environ))
     try:
         core = build_core(options, heartbeat.stage)
         events = options.kv_events
@@ -260,6 +262,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
         kv_events=None if publisher is None else publisher.sockets,
     )
     info = core.executor.info
+    foreign.loaded(held=info.held_bytes, reserve=info.step_bytes)
     _log.info(
         "runs in %s on %s, KV cache in %s, quantization %s; kernels: %s",
         info.dtype,
@@ -286,6 +289,7 @@ def serve(launch: CoreLaunch, link: ParentLink) -> None:
     finally:
         heartbeat.stopping()
         server.close()
+        foreign.close()
         core.close()
         if publisher is not None:
             publisher.close()

@@ -124,7 +124,12 @@ class MultiprocExecutor:
         except BaseException:
             self.close()
             raise
-        self.info = ready[-1].info
+        infos = [each.info for each in ready]
+        self.info = msgspec.structs.replace(
+            infos[-1],
+            held_bytes=min(info.held_bytes for info in infos),
+            step_bytes=max(info.step_bytes for info in infos),
+        )
         self.layout = ready[0].layout
         self.num_blocks = ready[0].num_blocks
 

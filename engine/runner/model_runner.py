@@ -189,6 +189,7 @@ class ModelRunner:
                 max_model_len,
             )
         formats = self._model.linear_formats
+        on_gpu = self.device.type == "cuda"
         self.info = RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -200,6 +201,8 @@ class ModelRunner:
                 self.device,
             )
             + describe_graphs(self._forward),
+            held_bytes=torch.cuda.memory_allocated(self.device) if on_gpu else 0,
+            step_bytes=activations if on_gpu else 0,
         )
 
     @torch.inference_mode()

@@ -300,3 +300,19 @@ def test_token_buckets_end_at_the_context():
     assert names.token_buckets(1) == (1.0,)
     assert names.token_buckets(2048)[-3:] == (500.0, 1000.0, 2000.0)
     assert names.token_buckets(1000)[-1] == 1000.0
+
+
+def test_memory_of_gpus_that_is_others_is_told_by_gpu():
+    metrics = make(num_engines=2)
+    name = "pagelet_gpu_foreign_memory_bytes"
+    assert f"# TYPE {name} gauge" in metrics.render().decode()
+    for told in ([{}, {}], [{"GPU-a": 1}, {"GPU-b": 2}], [{"GPU-a": 3}, {"GPU-b": 0}]):
+        metrics.set_server_state(
+            draining=False,
+            open_requests=0,
+            keys_file_broken=False,
+            step_ages=[0.0, 0.0],
+            foreign_gpu_memory=told,
+        )
+    assert value(metrics, name, engine="0", gpu="GPU-a") == 3
+    assert value(metrics, name, engine="1", gpu="GPU-b") == 0

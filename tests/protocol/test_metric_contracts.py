@@ -24,6 +24,13 @@ def agent_text() -> str:
         model_name="tiny", max_model_len=1000, block_size=16, enable_prefix_caching=True
     )
     metrics.on_stats(0, SchedulerStats(num_running=2, num_waiting=5, kv_cache_usage=0.25))
+    metrics.set_server_state(
+        draining=False,
+        open_requests=7,
+        keys_file_broken=False,
+        step_ages=[0.0],
+        foreign_gpu_memory=[{"GPU-1": 5}],
+    )
     return metrics.render().decode()
 
 

@@ -95,6 +95,9 @@ class FakeLLM:
     def step_ages(self):
         return [4.5 if self.health else 0.0]
 
+    def foreign_gpu_memory(self):
+        return [{}]
+
     async def render_chat(self, messages, tools=None, add_generation_prompt=True, **kwargs):
         if kwargs.get("fail"):
             raise InvalidRequest("the template refuses this conversation", "messages")
