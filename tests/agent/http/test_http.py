@@ -45,8 +45,8 @@ def metric(server, name):
         ({"method": "POST", "url": PATH, "content": b"[]"}, 400, None),
         ({"method": "POST", "url": PATH, "content": b"null"}, 400, None),
         ({"method": "POST", "url": PATH, "content": b"\xff\xfe"}, 400, None),
-        ({"method": "POST", "url": PATH, "content": b"[" * 100_000}, 400, None),
-        ({"method": "POST", "url": PATH, "content": b'{"metadata":' * 100_000}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b"[" * 10_000}, 400, None),
+        ({"method": "POST", "url": PATH, "content": b'{"metadata":' * 10_000}, 400, None),
         ({"method": "POST", "url": PATH, "content": b'{"model":"\\ud800"}'}, 400, None),
         ({"method": "POST", "url": PATH, "data": {"model": "tiny"}}, 415, None),
         ({"method": "POST", "url": PATH, "json": {"model": "tiny"}}, 400, "messages"),
@@ -167,12 +167,12 @@ def test_many_errors_are_not_spelled_out(server):
 def test_bodies_of_very_many_values_are_refused_at_once(server):
     response = server.post(PATH, json=CHAT | {"stop_token_ids": [0] * 500_000})
     assert response.status_code == 413
-    assert "400000 elements" in error_of(response)["message"]
+    assert "400000 values" in error_of(response)["message"]
     assert server.post(PATH, json=CHAT).status_code == 200
 
 
 def test_only_the_first_of_many_unknown_names_is_looked_at(server):
-    body = CHAT | {f"x{i}": 1 for i in range(100_000)}
+    body = CHAT | {f"x{i}": 1 for i in range(50_000)}
     response = server.post(PATH, json=body)
     assert response.status_code == 400
     assert error_of(response)["message"] == "Unrecognized request argument supplied: x0"
