@@ -41,6 +41,9 @@ class ReplicaDescription(msgspec.Struct, kw_only=True):
     """Another one whenever an engine core has started anew, and so with an empty KV cache."""
     version: str
     served_model_names: list[str]
+    """Those of its adapters among them."""
+    adapters: dict[str, str] = {}
+    """Digests of its LoRA adapters by name: an adapter's blocks are hashed with it."""
     max_model_len: _Positive
     block_size: _Positive
     """Tokens a KV block, and so a block hash."""

@@ -46,6 +46,9 @@ class ModelRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     """Default: whatever names the replicas say they serve."""
     aliases: list[str] = []
+    adapters: list[str] = []
+    """Names of LoRA adapters of it, which its replicas know by the same names; those that replicas
+    bring need not stand here. A request for one waits for a replica that has it."""
     pools: list[Pool]
     service: str | None = None
     """The InferenceService that it is, for the metric by which that is scaled. Default: `name`."""

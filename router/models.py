@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from pagelet.protocol.openai.errors import ApiError
@@ -14,6 +15,7 @@ from pagelet.router.tenants.tenant import Tenant
 
 UNNAMED: Final = "unnamed"
 """A model that was given no name, before its replicas brought one."""
+NO_ADAPTERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class ServedModel:
     name: str
     """As metrics and logs call it: `ModelTable.label`."""
     route: int
+    adapter: str | None = None
+    """`asked`, if it is the name of an adapter."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,12 +45,23 @@ class _Said:
 
     names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     lengths: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    adapters: dict[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """Digests by name."""
+    last_adapters: Mapping[str, str] = dataclasses.field(default_factory=lambda: NO_ADAPTERS)
     last_names: list[str] = dataclasses.field(default_factory=list)
     """Remembered when all are gone: their service may be at zero."""
 
     def all_names(self) -> list[str]:
         listed = (name for names in self.names.values() for name in names)
         return list(dict.fromkeys(listed)) or self.last_names
+
+    def all_adapters(self) -> Iterable[str]:
+        return (name for found in self.adapters.values() or [self.last_adapters] for name in found)
+
+    def digest(self, adapter: str) -> str | None:
+        """Of an adapter, if a replica has it."""
+        found = (adapters.get(adapter) for adapters in self.adapters.values())
+        return next((digest for digest in found if digest is not None), None)
 
 
 class ModelTable:
@@ -58,7 +73,14 @@ class ModelTable:
         self._said = [[_Said() for _ in route.pools] for route in routes]
         self._created = int(time.time())
         self._by_name: dict[str, int] = {}
-        given = [name for route in routes for name in (route.name, *route.aliases) if name]
+        self._adapters: list[frozenset[str]] = []
+        """Of each route: names of adapters, that mean nothing else."""
+        given = [
+            name
+            for route in routes
+            for name in (route.name, *route.aliases, *route.adapters)
+            if name
+        ]
         if repeated := [name for name in dict.fromkeys(given) if given.count(name) > 1]:
             raise ValueError(f"the name {repeated[0]!r} is given to two models or twice to one")
         for route in routes:
@@ -70,26 +92,35 @@ class ModelTable:
         self._index_names()
 
     def learn(
-        self, pool: PoolRef, replica_id: str, names: Sequence[str], max_model_len: int | None
+        self,
+        pool: PoolRef,
+        replica_id: str,
+        names: Sequence[str],
+        max_model_len: int | None,
+        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
-        """Takes in what a replica says that it serves."""
+        """Takes in what a replica says that it serves. `adapters` are the digests of those of its
+        `names` that are adapters'."""
         said = self._said[pool.route][pool.pool]
         said.lengths[replica_id] = max_model_len
-        if said.names.get(replica_id) != list(names):
-            said.names[replica_id] = list(names)
+        own = [name for name in names if name not in adapters]
+        if said.names.get(replica_id) != own or said.adapters.get(replica_id) != adapters:
+            said.names[replica_id], said.adapters[replica_id] = own, adapters
             self._index_names()
 
     def forget(self, pool: PoolRef, replica_id: str) -> None:
         """A replica is gone. The names of the last one stay known: its service may be at zero."""
         said = self._said[pool.route][pool.pool]
         said.lengths.pop(replica_id, None)
+        said.last_adapters = said.adapters.pop(replica_id, said.last_adapters)
         names = said.names.pop(replica_id, None)
         if names is not None:
             said.last_names = names
             self._index_names()
 
     def resolve(self, name: str, tenant: Tenant) -> ServedModel:
-        """What a name means. Raises 404 that lists the names, or 403 if the tenant may not use it.
+        """What a name means. Raises 404 that lists the names, or 403 if the tenant may not use it:
+        an adapter is a model of its own, so its own name must be allowed.
 
         While a route without a name has never had a replica, any unknown name may be its own, so
         its requests are held rather than refused.
@@ -100,6 +131,9 @@ class ModelTable:
             if route is None:
                 raise self._not_found(name, tenant)
             tenant.check_model(name)
+        elif name in self._adapters[route]:
+            tenant.check_model(name)
+            return ServedModel(name, self.label(route), route, adapter=name)
         else:
             tenant.check_model(name, *self._names(route))
         return ServedModel(name, self.label(route), route)
@@ -124,6 +158,10 @@ class ModelTable:
             for number, pool in enumerate(self._routes[model.route].pools)
             if pool.weight
         ]
+        if model.adapter is not None:
+            said = self._said[model.route]
+            with_it = [each for each in weighted if said[each[0].pool].digest(model.adapter)]
+            weighted = with_it or weighted
         chosen_from = [item for item in weighted if item[0] in available] or weighted
         if len(chosen_from) == 1:
             return chosen_from[0][0]
@@ -132,12 +170,20 @@ class ModelTable:
 
     def upstream_name(self, model: ServedModel, pool: PoolRef) -> str:
         """The name by which the pool's replicas know the model; the body must say it if it is not
-        `model.asked`."""
+        `model.asked`. An adapter has the same name everywhere."""
+        if model.adapter is not None:
+            return model.adapter
         said = self._said[pool.route][pool.pool].all_names()
         for name in (model.asked, model.name):
             if name in said:
                 return name
         return said[0] if said else model.asked
+
+    def adapter_digest(self, model: ServedModel, pool: PoolRef) -> str | None:
+        """Of the adapter that was asked for, if there is one and a replica of the pool has it."""
+        if model.adapter is None:
+            return None
+        return self._said[pool.route][pool.pool].digest(model.adapter)
 
     def list_models(self, tenant: Tenant) -> ModelList:
         """All names that a tenant may use."""
@@ -168,18 +214,23 @@ class ModelTable:
     def _index_names(self) -> None:
         """Names that are given win over names that replicas bring, and routes that come first."""
         by_name: dict[str, int] = {}
+        self._adapters = []
         for route, given in enumerate(self._routes):
-            by_name |= dict.fromkeys((name for name in (given.name, *given.aliases) if name), route)
+            names = (given.name, *given.aliases, *given.adapters)
+            by_name |= dict.fromkeys((name for name in names if name), route)
         for route in self._indices:
-            for name in self._own_names(route):
+            brought = [name for said in self._said[route] for name in said.all_adapters()]
+            for name in (*self._own_names(route), *brought):
                 by_name.setdefault(name, route)
+            adapters = {*self._routes[route].adapters, *brought}
+            self._adapters.append(frozenset(adapters.difference(self._names(route))))
         self._by_name = by_name
 
     def _allowed(self, tenant: Tenant) -> list[str]:
         return [
             name
             for name, route in self._by_name.items()
-            if tenant.may_use(name, *self._names(route))
+            if tenant.may_use(name, *(() if name in self._adapters[route] else self._names(route)))
         ]
 
     def _model(self, name: str) -> Model:
@@ -188,10 +239,12 @@ class ModelTable:
         lengths = [
             length for pool in said for length in pool.lengths.values() if length is not None
         ]
+        root = self.label(route)
         return Model(
             id=name,
             created=self._created,
-            root=self._names(route)[0],
+            root=root,
+            parent=root if name in self._adapters[route] else None,
             max_model_len=min(lengths, default=None),
         )
 

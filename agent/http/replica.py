@@ -63,6 +63,7 @@ async def _describe(server: Server) -> ReplicaDescription:
         incarnation="-".join(core.incarnation for core in cores),
         version=importlib.metadata.version("pagelet"),
         served_model_names=[*llm.served_model_names, *llm.adapters],
+        adapters={name: adapter.digest for name, adapter in llm.adapters.items()},
         max_model_len=llm.max_model_len,
         block_size=cores[0].block_size,
         num_kv_blocks=sum(core.num_kv_blocks for core in cores),

@@ -93,9 +93,10 @@ class Inference:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
             caches = self.exchange.path in _CACHING
             tokenises = self.exchange.path in (CHAT, COMPLETIONS)
+            adapter = self.state.models.adapter_digest(model, ref)
             if tokenises:
-                prompts = await tokeniser.tokenise(self.exchange.path, body.data, salt)
-            route = self._route(prompts, salt, session)
+                prompts = await tokeniser.tokenise(self.exchange.path, body.data, salt, adapter)
+            route = self._route(prompts, salt, session, model.adapter)
             if (name := self.state.models.upstream_name(model, ref)) != model.asked:
                 body.rename_model(name)
             named = self.exchange.path in _NAMED_EVENTS
@@ -133,11 +134,12 @@ class Inference:
         return self.state.models.resolve(self.body.require_model(), self.tenant)
 
     def _route(
-        self, prompts: Prompts | None, salt: str | None, session: str | None
+        self, prompts: Prompts | None, salt: str | None, session: str | None, adapter: str | None
     ) -> RouteRequest:
         text = self.body.prompt_text
         if prompts is None:
-            block_hashes = hash_text(text, (salt or "").encode("utf-8", "surrogatepass"))
+            owner = (salt or "") if adapter is None else f"{salt or ''}\0{adapter}"
+            block_hashes = hash_text(text, owner.encode("utf-8", "surrogatepass"))
             num_tokens = estimate_tokens(text)
         else:
             block_hashes, num_tokens = list(prompts.block_hashes), prompts.num_tokens
@@ -151,6 +153,7 @@ class Inference:
             session=session,
             tenant=self.tenant.name,
             streams=self.body.stream,
+            adapter=adapter,
         )
 
     def _headers(self) -> Headers:

@@ -78,6 +78,8 @@ class ReplicaPool:
     def choose(self, request: RouteRequest, excluded: Collection[str]) -> Decision | None:
         """The replica for a request; None if there is none for now."""
         now, available = time.monotonic(), self.available
+        if request.adapter is not None:  # in an update, some may not have it yet
+            available = [r for r in available if request.adapter in self.replicas[r].model_names]
         with_room = [
             replica_id
             for replica_id in available

@@ -22,6 +22,8 @@ class RouteRequest:
     tenant: str = ""
     streams: bool = True
     """Whether the answer comes as it is generated, and so tells when its prefill was done."""
+    adapter: str | None = None
+    """The name that only replicas with this adapter answer to."""
 
 
 @dataclass(slots=True)

@@ -108,18 +108,20 @@ class Tokeniser:
         except (ModelSourceError, InvalidRequest, msgspec.MsgspecError) as error:
             _log.warning("the replicas' tokenizer cannot be used here: %s", error)
 
-    async def tokenise(self, path: str, body: bytes, salt: str | None) -> Prompts | None:
-        """The prompts of a request to `path` (`CHAT` or `COMPLETIONS`); None if that is a replica's
-        business."""
+    async def tokenise(
+        self, path: str, body: bytes, salt: str | None, adapter: str | None = None
+    ) -> Prompts | None:
+        """The prompts of a request to `path` (`CHAT` or `COMPLETIONS`), for an adapter of that
+        digest; None if that is a replica's business."""
         loaded = self._loaded
         if loaded is None:
             return None
-        key = _key(path, body, salt)
+        key = _key(path, body, salt, adapter)
         known = loaded.prompts.get(key)
         if known is not None:
             return known
         try:
-            prompts = await self._in_thread(lambda: _tokenise(loaded, path, body, salt))
+            prompts = await self._in_thread(lambda: _tokenise(loaded, path, body, salt, adapter))
         except (InvalidRequest, ValidationError):
             return None
         weight = len(prompts.ids_json) + 64 * len(prompts.block_hashes) + 256
@@ -134,14 +136,16 @@ class Tokeniser:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _key(path: str, body: bytes, salt: str | None) -> bytes:
+def _key(path: str, body: bytes, salt: str | None, adapter: str | None) -> bytes:
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     for name in _NOT_OF_THE_PROMPT:
         fields.pop(name, None)
-    return hashlib.sha256(msgspec.json.encode([path, salt, fields])).digest()
+    return hashlib.sha256(msgspec.json.encode([path, salt, adapter, fields])).digest()
 
 
-def _tokenise(loaded: _Loaded, path: str, body: bytes, salt: str | None) -> Prompts:
+def _tokenise(
+    loaded: _Loaded, path: str, body: bytes, salt: str | None, adapter: str | None
+) -> Prompts:
     encoder = loaded.encoder
     if path == CHAT:
         chat = ChatCompletionRequest.model_validate_json(body)
@@ -157,7 +161,8 @@ def _tokenise(loaded: _Loaded, path: str, body: bytes, salt: str | None) -> Prom
             for prompt in request.prompts()
         ]
     shared = min(loaded.shared.num_tokens(prompt) for prompt in prompts)
-    extras: list[ExtraKey] = [] if salt is None else [("salt", salt)]
+    extras: list[ExtraKey] = [] if adapter is None else [("adapter", adapter)]
+    extras += [] if salt is None else [("salt", salt)]
     return Prompts(
         tokenizer=loaded.digest,
         ids_json=msgspec.json.encode(prompts),

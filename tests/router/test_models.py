@@ -138,3 +138,37 @@ def test_a_pool_without_replicas_gives_its_requests_to_the_others(key, available
     wanted = table.choose_pool(model, lambda: key, every)
     if wanted in some or not some:
         assert chosen == wanted
+
+
+def test_an_adapter_is_a_model_of_its_own_that_has_one_name_everywhere():
+    given = route("small", ["tiny"], weights=(50, 50))
+    given.adapters = ["sql"]
+    table = ModelTable([given])
+    table.learn(PoolRef(0, 0), "r1", ["internal", "sql"], 2048, {"sql": "digest"})
+    table.learn(PoolRef(0, 1), "r2", ["internal"], 2048)
+    assert sorted(names(table)) == ["small", "sql", "tiny"]
+    model = table.get_model("sql", ANONYMOUS)
+    assert (model.root, model.parent) == ("small", "small")
+    assert table.get_model("tiny", ANONYMOUS).parent is None
+    asked = table.resolve("sql", ANONYMOUS)
+    assert (asked.name, asked.adapter) == ("small", "sql")
+    pools = [PoolRef(0, 0), PoolRef(0, 1)]
+    assert [table.upstream_name(asked, pool) for pool in pools] == ["sql", "sql"]
+    assert [table.adapter_digest(asked, pool) for pool in pools] == ["digest", None]
+    chosen = {table.choose_pool(asked, lambda key=key: b"%d" % key, pools) for key in range(50)}
+    assert chosen == {PoolRef(0, 0)}, "the other one's replicas do not have it"
+    assert table.adapter_digest(table.resolve("small", ANONYMOUS), pools[0]) is None
+
+
+def test_leave_to_use_a_model_is_no_leave_to_use_its_adapters():
+    table = ModelTable([route(None)])
+    table.learn(PoolRef(0, 0), "r", ["base", "ours", "theirs"], None, {"ours": "1", "theirs": "2"})
+    for allowed in ("base", "ours"):
+        tenant = Tenant("acme", models=frozenset({allowed}))
+        assert names(table, tenant) == [allowed]
+        table.resolve(allowed, tenant)
+        for other in {"base", "ours", "theirs"} - {allowed}:
+            with pytest.raises(ApiError, match="may not use"):
+                table.resolve(other, tenant)
+    table.forget(PoolRef(0, 0), "r")
+    assert table.resolve("ours", ANONYMOUS).adapter == "ours", "as it was when the last one went"

@@ -305,3 +305,29 @@ async def test_a_hung_replica_is_told_from_a_slow_one_and_comes_back(routed, mon
         assert pool.replicas[script[0].url].health == "hung"
         script[0].mute = False
         await fleet.wait_for(lambda: fleet.num_available == 2)
+
+
+async def test_a_request_for_an_adapter_goes_to_replicas_that_have_it_or_waits_for_one(
+    routed,
+) -> None:
+    """As in an update that brings it: the router knows of it before all replicas do."""
+    first, second = replicas(whole(GOOD), whole(GOOD))
+    second.claims = {"served_model_names": ["m", "sql"], "adapters": {"sql": "digest"}}
+    route = {"name": "m", "adapters": ["sql", "later"]}
+    async with routed(first, second, route=route) as fleet:
+        for _ in range(4):
+            answer = await fleet.post({"model": "sql"})
+            assert answer.headers["x-pagelet-replica"] == second.url
+        assert all(ask.body["model"] == "sql" for ask in second.asked)
+        waiting = asyncio.create_task(fleet.post({"model": "later"}))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        first.claims = {"served_model_names": ["m", "later"], "adapters": {"later": "digest"}}
+        answer = await waiting
+        assert (answer.status_code, answer.headers["x-pagelet-replica"]) == (200, first.url)
+        listed = (await fleet.client.get("/v1/models")).json()["data"]
+        assert {each["id"]: each["parent"] for each in listed} == {
+            "m": None,
+            "sql": "m",
+            "later": "m",
+        }

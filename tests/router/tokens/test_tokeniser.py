@@ -116,6 +116,20 @@ async def test_what_is_known_is_known_whatever_is_asked_of_sampling(tokeniser) -
     assert other.ids_json != first.ids_json
 
 
+async def test_blocks_of_an_adapter_are_its_own_as_in_the_engine(tokeniser) -> None:
+    data = body(messages=[SYSTEM, USER])
+    plain = await tokeniser.tokenise(CHAT, data, "salt")
+    adapted = await tokeniser.tokenise(CHAT, data, "salt", "digest")
+    assert adapted.ids_json == plain.ids_json
+    assert adapted.block_hashes == hash_blocks(
+        json.loads(adapted.ids_json)[0],
+        BLOCK,
+        [("adapter", "digest"), ("salt", "salt")],
+        adapted.shared_tokens,
+    )
+    assert not set(adapted.block_hashes) & set(plain.block_hashes)
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
