@@ -108,7 +108,11 @@ class Processor:
         without one, each gets fresh entropy. `so_far` are the answers that another engine began.
         Raises InvalidRequest.
         """
-        prompt = truncated(prompt_token_ids, sampling.truncate_prompt_tokens)
+        prompt = truncated(
+            prompt_token_ids,
+            sampling.truncate_prompt_tokens,
+            self.prompts.max_model_len - (sampling.max_tokens or 1),
+        )
         room = self._check_prompt(prompt, sampling.max_tokens)
         if self.pooling is not None:
             raise InvalidRequest(
@@ -244,13 +248,16 @@ class Processor:
         return room
 
 
-def truncated(prompt: Sequence[int], most_tokens: int | None) -> list[int]:
-    """The prompt's last tokens, or all for None. Raises InvalidRequest."""
+def truncated(prompt: Sequence[int], most_tokens: int | None, room: int) -> list[int]:
+    """The prompt's last tokens: all for None, and at most `room` for -1. Raises InvalidRequest."""
     if most_tokens is None:
         return list(prompt)
+    if most_tokens == -1:
+        most_tokens = max(1, room)
     if most_tokens < 1:
         raise InvalidRequest(
-            f"truncate_prompt_tokens must be at least 1, got {most_tokens}",
+            "truncate_prompt_tokens must be at least 1, or -1 for as many as the model takes, got "
+            f"{most_tokens}",
             "truncate_prompt_tokens",
         )
     return list(prompt[-most_tokens:])

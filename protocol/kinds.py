@@ -19,6 +19,22 @@ def only_kinds(noun: str, *kinds: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def refusals_as_text(kind: str) -> BeforeValidator:
+    """Takes what a model refused, in a list of parts, for the text that it is."""
+
+    def convert(value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        return [
+            {"type": kind, "text": part.get("refusal")}
+            if isinstance(part, dict) and part.get("type") == "refusal"
+            else part
+            for part in value
+        ]
+
+    return BeforeValidator(convert)
+
+
 def as_text_part(kind: str) -> BeforeValidator:
     """Takes plain text for a list with one part of that kind."""
 

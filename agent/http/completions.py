@@ -131,15 +131,16 @@ async def _prepare(
     llm: AsyncLLM, prompt: str | list[int], given: list[int] | None, body: CompletionRequest
 ) -> _Prompt:
     """`given` are the prompt's token ids if a router made them."""
+    room = llm.max_model_len - (body.max_tokens or 1)
     if isinstance(prompt, str):
         if given is None:
             given = await llm.encode(prompt, body.add_special_tokens is not False)
-        given = truncated(given, body.truncate_prompt_tokens)
+        given = truncated(given, body.truncate_prompt_tokens, room)
         return _Prompt(prompt if body.echo else "", given)
     shown = ""
     if body.echo:
         shown = await llm.decode(prompt, body.skip_special_tokens is not False)
-    return _Prompt(shown, truncated(prompt, body.truncate_prompt_tokens))
+    return _Prompt(shown, truncated(prompt, body.truncate_prompt_tokens, room))
 
 
 def _choice(job: _Job, number: int, index: int, answer: Collected) -> CompletionChoice:

@@ -28,8 +28,9 @@ async def start_conversation(
         prompt = await server.llm.render_chat(messages, **body.template_options())
     else:
         [prompt] = given_prompts(hints.prompt_token_ids, 1)
-    prompt = truncated(prompt, body.truncate_prompt_tokens)
     sampling = chat_sampling(body)
+    room = server.llm.max_model_len - (sampling.max_tokens or 1)
+    prompt = truncated(prompt, body.truncate_prompt_tokens, room)
     plan = server.message_forms.plan(body, prompt, sampling)
     await answers.start([prompt], sampling, body, request_id, plan)
     return prompt, plan

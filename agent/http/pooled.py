@@ -30,13 +30,6 @@ async def pool_prompts(
     hints = body.pagelet or RouterHints()
     lora = server.adapter_of(body.model)
     limit = body.truncate_prompt_tokens
-    limit = llm.max_model_len if limit == -1 else limit
-    if limit is not None and limit < 1:
-        raise InvalidRequest(
-            "truncate_prompt_tokens must be at least 1, or -1 for as many as the model takes, got "
-            f"{limit}",
-            "truncate_prompt_tokens",
-        )
     streams: list[RequestStream] = []
     most = server.admission.bound
     if most is not None and len(prompts) > most:
@@ -49,7 +42,7 @@ async def pool_prompts(
     try:
         for number, prompt in enumerate(prompts):
             stream = llm.pool(
-                truncated(prompt, limit),
+                truncated(prompt, limit, llm.max_model_len),
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from pagelet.protocol.anthropic.blocks import AssistantBlocks, TextBlocks, UserBlocks
 from pagelet.protocol.kinds import only_kinds
+from pagelet.protocol.openai.effort import Effort
 from pagelet.protocol.openai.fields import Integer, Number, RequestBody, invalid, unsupported
 from pagelet.protocol.openai.routing import RouterHints
 from pagelet.protocol.openai.tools import Name
@@ -91,7 +92,8 @@ class OutputConfig(RequestBody):
     """How the answer is to look."""
 
     format: OutputFormat | None = None
-    effort: Annotated[Any, unsupported()] = None
+    effort: Effort | None = None
+    """For the template, as far as it knows of it."""
 
 
 class Metadata(RequestBody):
@@ -148,7 +150,7 @@ class MessagesRequest(CountTokensRequest):
     metadata: Metadata | None = None
     service_tier: Annotated[Any, unsupported("auto", "standard_only")] = None
     container: Annotated[Any, unsupported()] = None
-    context_management: Annotated[Any, unsupported()] = None
+    context_management: Annotated[Any, unsupported({}, {"edits": []})] = None
     diagnostics: Annotated[Any, unsupported()] = None
     inference_geo: Annotated[Any, unsupported()] = None
     mcp_servers: Annotated[Any, unsupported([])] = None

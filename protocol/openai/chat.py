@@ -5,16 +5,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from pagelet.protocol.kinds import refusals_as_text
 from pagelet.protocol.openai.common import PromptLogprobs, Usage
+from pagelet.protocol.openai.effort import Effort, effort_kwargs
 from pagelet.protocol.openai.fields import (
     Integer,
     RequestBody,
     ResponseBody,
     invalid,
+    one_of,
     unsupported,
 )
 from pagelet.protocol.openai.generation import GenerationRequest
 from pagelet.protocol.openai.tools import (
+    AllowedTools,
     NamedToolChoice,
     ToolCall,
     ToolCallInput,
@@ -47,7 +51,13 @@ def _parts(value: object) -> object:
     return value
 
 
-Content = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(_parts)]
+Content = Annotated[
+    list[TextPart],
+    Field(fail_fast=True),
+    BeforeValidator(_parts),
+    refusals_as_text("text"),
+    one_of(str, list),
+]
 
 
 class Message(RequestBody):
@@ -59,13 +69,19 @@ class Message(RequestBody):
     tool_calls: list[ToolCallInput] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: Annotated[Any, unsupported()] = None
+    reasoning: str | None = None
+    """Its name in newer answers of vLLM's."""
+    refusal: str | None = None
     annotations: Annotated[Any, unsupported([])] = None
     audio: Annotated[Any, unsupported()] = None
     function_call: Annotated[Any, unsupported()] = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
+        if self.refusal is not None and not self.content:
+            self.content = [TextPart(type="text", text=self.refusal)]
+        if self.reasoning_content is None:
+            self.reasoning_content = self.reasoning
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError(
                 "invalid_value",
@@ -101,6 +117,13 @@ class Message(RequestBody):
         return message
 
 
+class Prediction(RequestBody):
+    """What much of the answer will probably be."""
+
+    type: Literal["content"]
+    content: Content
+
+
 Messages = Annotated[list[Message], Field(min_length=1, max_length=8192, fail_fast=True)]
 """Bounded, as a body full of empty messages would hold the server up for seconds."""
 
@@ -128,22 +151,22 @@ class ChatCompletionRequest(GenerationRequest):
     include_reasoning: bool | None = None
     """False leaves `reasoning_content` out."""
 
+    reasoning_effort: Effort | None = None
+    """For the template, as far as it knows of it."""
+    documents: list[dict[str, str]] | None = None
+    """For the template, likewise."""
+    prediction: Prediction | None = None
+    """A hint, as labels are: it changes no answer."""
+
     functions: Annotated[Any, unsupported([])] = None
     function_call: Annotated[Any, unsupported("none", "auto")] = None
     modalities: Annotated[Any, unsupported(["text"])] = None
     audio: Annotated[Any, unsupported()] = None
-    prediction: Annotated[Any, unsupported()] = None
     web_search_options: Annotated[Any, unsupported()] = None
     moderation: Annotated[Any, unsupported()] = None
     prompt_cache_options: Annotated[Any, unsupported()] = None
-    prompt_cache_retention: Annotated[Any, unsupported("in_memory")] = None
     verbosity: Annotated[Any, unsupported("medium")] = None
-    reasoning_effort: Annotated[
-        Any,
-        unsupported(remedy="pass what the model's template knows in 'chat_template_kwargs'"),
-    ] = None
     echo: Annotated[Any, unsupported(False)] = None
-    documents: Annotated[Any, unsupported([])] = None
     chat_template: Annotated[Any, unsupported(remedy="the server's template is used")] = None
 
     @model_validator(mode="after")
@@ -180,6 +203,13 @@ class ChatCompletionRequest(GenerationRequest):
             twice = next(name for name in names if names.count(name) > 1)
             raise invalid("tools", f"has the function '{twice}' twice")
         choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+            for name in allowed.difference(names):
+                raise invalid("tool_choice", f"allows {name[:64]!r}, which is no tool")
+            # What is left of it is a plain choice among fewer tools.
+            self.tools = [tool for tool in self.tools or () if tool.function.name in allowed]
+            self.tool_choice = choice = choice.allowed_tools.mode
         if choice not in (None, "none", "auto") and not names:
             raise invalid("tool_choice", "needs 'tools'")
         if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
@@ -192,9 +222,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     def template_options(self) -> dict[str, Any]:
         """What the chat template is called with, besides the messages."""
-        options = template_options(
+        options = effort_kwargs(self.reasoning_effort) | template_options(
             self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message
         )
+        if self.documents:
+            options["documents"] = self.documents
         if self.callable_tools:
             options["tools"] = [tool.for_template() for tool in self.callable_tools]
         return options

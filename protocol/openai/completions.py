@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from pagelet.protocol.openai.common import PromptLogprobs, Usage
-from pagelet.protocol.openai.fields import Integer, ResponseBody, TokenId, invalid, unsupported
+from pagelet.protocol.openai.fields import (
+    Integer,
+    ResponseBody,
+    TokenId,
+    invalid,
+    one_of,
+    unsupported,
+)
 from pagelet.protocol.openai.generation import GenerationRequest
 
 
@@ -26,6 +33,7 @@ Prompt = Annotated[
     | Annotated[TokenIds, Field(min_length=1), Tag("<tokens>")]
     | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
     Discriminator(_prompt_kind),
+    one_of(str, list),
 ]
 
 

@@ -6,7 +6,7 @@ to be finite and to fit 64 bits.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -50,8 +50,34 @@ def unsupported(*neutral: object, remedy: str = "leave it out") -> AfterValidato
     return AfterValidator(lambda value: _only(values, remedy, value))
 
 
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+}
+
+
+def one_of(*kinds: type) -> BeforeValidator:
+    """Refuses JSON of any other kind, in one sentence: a union would have one for each branch."""
+    *others, last = (_JSON_NAMES[kind] for kind in kinds)
+    listed = f"{', '.join(others)} or {last}"
+
+    def check(value: object) -> object:
+        if value is None or isinstance(value, kinds):
+            return value
+        raise PydanticCustomError("invalid_type", "{message}", {"message": f"must be {listed}"})
+
+    return BeforeValidator(check)
+
+
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-StringOrStrings = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
+StringOrStrings = Annotated[
+    list[str], Field(fail_fast=True), BeforeValidator(_listed), one_of(str, list)
+]
+SchemaOrText = Annotated[dict[str, Any] | str | bool, one_of(dict, str, bool)]
+Schema = Annotated[dict[str, Any] | bool, one_of(dict, bool)]
+"""A JSON schema."""

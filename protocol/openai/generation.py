@@ -1,6 +1,6 @@
 """What requests for an answer have in common, of either API."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from pagelet.protocol.openai.fields import (
     Integer,
     Number,
     RequestBody,
+    SchemaOrText,
     StringOrStrings,
     TokenId,
     invalid,
@@ -15,6 +16,11 @@ from pagelet.protocol.openai.fields import (
 )
 from pagelet.protocol.openai.routing import RouterHints
 from pagelet.protocol.openai.structured import Choices, ResponseFormat, StructuredOutputs
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+"""Asks for a way to be charged; answers tell that they had the default one."""
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+"""How long a prompt is to stay in a cache at least. Every prompt stays as long as there is room."""
 
 
 class StreamOptions(RequestBody):
@@ -69,7 +75,7 @@ class GenerationRequest(RequestBody):
     # What the answer must match; one of them.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | bool | None = None
+    guided_json: SchemaOrText | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
@@ -79,10 +85,18 @@ class GenerationRequest(RequestBody):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
 
-    service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    service_tier: ServiceTier | None = None
     store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
     spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
+
+    # vLLM's, for what is not here.
+    return_tokens_as_token_ids: Annotated[Any, unsupported(False)] = None
+    mm_processor_kwargs: Annotated[Any, unsupported({})] = None
+    kv_transfer_params: Annotated[Any, unsupported({})] = None
+    vllm_xargs: Annotated[Any, unsupported({})] = None
+    logits_processors: Annotated[Any, unsupported([])] = None
 
     # SGLang's, which vllm-router adds to every request with these values.
     no_stop_trim: Annotated[Any, unsupported(False)] = None

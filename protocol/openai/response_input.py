@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from pagelet.protocol.kinds import as_text_part, only_kinds
-from pagelet.protocol.openai.fields import RequestBody, unsupported
+from pagelet.protocol.kinds import as_text_part, only_kinds, refusals_as_text
+from pagelet.protocol.openai.fields import RequestBody, one_of, unsupported
 
 
 class InputPart(RequestBody):
@@ -23,7 +23,9 @@ InputParts = Annotated[
     list[InputPart],
     Field(fail_fast=True),
     only_kinds("a part", *_PART_KINDS),
+    refusals_as_text("output_text"),
     as_text_part("input_text"),
+    one_of(str, list),
 ]
 
 
@@ -105,5 +107,6 @@ InputItems = Annotated[
     Field(min_length=1, max_length=8192, fail_fast=True),
     only_kinds("an item", *_ITEM_KINDS),
     BeforeValidator(_as_message),
+    one_of(str, list),
 ]
 """Bounded, as those of chat completions are."""

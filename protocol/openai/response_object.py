@@ -109,13 +109,13 @@ class ResponseObject(ResponseBody):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None = None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None = None
-    reasoning: dict[str, None] = Field(default_factory=lambda: {"effort": None, "summary": None})
+    reasoning: dict[str, str | None]
     safety_identifier: str | None
     prompt_cache_key: str | None
     service_tier: Literal["default"] = "default"

@@ -2,24 +2,35 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from pagelet.protocol.kinds import only_kinds
+from pagelet.protocol.openai.effort import Effort
 from pagelet.protocol.openai.fields import (
     Integer,
     Number,
     RequestBody,
+    Schema,
     StringOrStrings,
     invalid,
     unsupported,
 )
+from pagelet.protocol.openai.generation import CacheRetention, ServiceTier
 from pagelet.protocol.openai.response_input import InputItems
 from pagelet.protocol.openai.routing import RouterHints
-from pagelet.protocol.openai.tools import Name
+from pagelet.protocol.openai.tools import Name, choice_kind
 
 NOT_STORED = "answers are not stored: send the whole conversation in 'input'"
 LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    *("web_search_call.results", "web_search_call.action.sources", "file_search_call.results"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url"),
+    "code_interpreter_call.outputs",
+)
+"""Of the others, thinking comes in the open, and answers have no such calls and images."""
 
 
 class FunctionTool(RequestBody):
@@ -43,9 +54,17 @@ class NamedFunction(RequestBody):
     name: str
 
 
+class AllowedFunctions(RequestBody):
+    """Only some of the functions may be called; the model is not told of the others."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128, fail_fast=True)]
+
+
 def _choice(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
         message = f"of type {kind[:64]!r} is not supported here; only a 'function' can be named"
         raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
     return value
@@ -57,7 +76,7 @@ class TextFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -75,14 +94,14 @@ class TextConfig(RequestBody):
 
 
 class ResponseReasoning(RequestBody):
-    """What thinking models do is their template's business."""
+    """What thinking models do is their template's business. The most that can be shown of their
+    thinking is all of it."""
 
-    effort: Annotated[
-        Any,
-        unsupported(remedy="pass what the model's template knows in 'chat_template_kwargs'"),
-    ] = None
-    summary: Annotated[Any, unsupported(remedy="the whole thinking is in the answer")] = None
-    generate_summary: Annotated[Any, unsupported()] = None
+    effort: Effort | None = None
+    summary: Annotated[Any, unsupported("auto", remedy="the whole thinking is in the answer")] = (
+        None
+    )
+    generate_summary: Annotated[Any, unsupported("auto")] = None
 
 
 class ResponseStreamOptions(RequestBody):
@@ -114,7 +133,11 @@ class ResponseRequest(RequestBody):
         | None
     ) = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedFunction | None, BeforeValidator(_choice)
+        Annotated[Literal["none", "auto", "required"] | None, Tag("<mode>")]
+        | Annotated[NamedFunction, Tag("<named>")]
+        | Annotated[AllowedFunctions, Tag("<allowed>")],
+        Discriminator(choice_kind),
+        BeforeValidator(_choice),
     ] = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
@@ -136,6 +159,10 @@ class ResponseRequest(RequestBody):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
+    service_tier: ServiceTier | None = None
+    max_tool_calls: Annotated[Integer, Field(ge=1)] | None = None
+    """Of calls of built-in tools, which are not here."""
 
     store: Annotated[Any, unsupported(False, remedy=NOT_STORED)] = None
     previous_response_id: Annotated[Any, unsupported(remedy=NOT_STORED)] = None
@@ -143,23 +170,17 @@ class ResponseRequest(RequestBody):
     background: Annotated[Any, unsupported(False)] = None
     background_options: Annotated[Any, unsupported()] = None
     context_management: Annotated[Any, unsupported([])] = None
-    max_tool_calls: Annotated[Any, unsupported()] = None
     moderation: Annotated[Any, unsupported()] = None
     prompt: Annotated[Any, unsupported()] = None
     prompt_cache_options: Annotated[Any, unsupported()] = None
-    prompt_cache_retention: Annotated[Any, unsupported("in_memory")] = None
-    service_tier: Annotated[Any, unsupported("auto", "default")] = None
     truncation: Annotated[Any, unsupported("disabled")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResponseRequest":
         for wanted in self.include or ():
-            if wanted != LOGPROBS:
-                raise invalid(
-                    "include",
-                    f"has {wanted[:64]!r}; supported here: {LOGPROBS!r}",
-                    "unsupported_parameter",
-                )
+            if wanted not in _INCLUDABLE:
+                listed = ", ".join(map(repr, _INCLUDABLE))
+                raise invalid("include", f"has {wanted[:64]!r}; it may have {listed}")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed when 'stream' is true")
         if self.pagelet is not None:

@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pagelet.protocol.openai.fields import RequestBody, invalid, unsupported
+from pagelet.protocol.openai.fields import (
+    RequestBody,
+    Schema,
+    SchemaOrText,
+    invalid,
+    one_of,
+    unsupported,
+)
 
 Choices = Annotated[list[str], Field(fail_fast=True)]
 
@@ -14,7 +21,7 @@ class JsonSchemaFormat(RequestBody):
 
     name: str
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -42,12 +49,12 @@ class ResponseFormat(RequestBody):
 class StructuredOutputs(RequestBody):
     """vLLM's `structured_outputs`: one of the kinds."""
 
-    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    json_: SchemaOrText | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: Annotated[dict[str, Any] | str, one_of(dict, str)] | None = None
     backend: Annotated[Any, unsupported(remedy="it is chosen by what the request uses")] = None
     whitespace_pattern: Annotated[Any, unsupported(remedy="white space is bounded here")] = None
     disable_any_whitespace: Annotated[Any, unsupported(False)] = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from pagelet.protocol.openai.fields import RequestBody, ResponseBody
 
@@ -46,7 +46,34 @@ class NamedToolChoice(RequestBody):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedSet(RequestBody):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=128, fail_fast=True)]
+
+
+class AllowedTools(RequestBody):
+    """Only some of the tools may be called; the model is not told of the others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
+
+
+def choice_kind(value: Any) -> str:
+    """Which member of the union of choices a value is meant for."""
+    if isinstance(value, str) or value is None:
+        return "<mode>"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else "<named>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    | Annotated[NamedToolChoice, Tag("<named>")]
+    | Annotated[AllowedTools, Tag("<allowed>")],
+    Discriminator(choice_kind),
+]
 Tools = Annotated[list[ToolDefinition], Field(max_length=128, fail_fast=True)]
 
 

@@ -59,6 +59,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
             include_reasoning=body.thinking is None or body.thinking.type != "disabled",
             chat_template_kwargs=_template_kwargs(body),
             continue_final_message=True if body.continues else None,
+            reasoning_effort=None if body.output_config is None else body.output_config.effort,
             **fields,
         )
     except ValidationError as error:

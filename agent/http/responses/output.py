@@ -23,7 +23,7 @@ from pagelet.protocol.openai.response_object import (
     ResponseObject,
     ResponseUsage,
 )
-from pagelet.protocol.openai.responses import NamedFunction, ResponseRequest
+from pagelet.protocol.openai.responses import AllowedFunctions, NamedFunction, ResponseRequest
 
 _PREFIXES: Final = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
@@ -129,6 +129,11 @@ class ResponseWriter:
             status=status,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            reasoning={
+                "effort": None if body.reasoning is None else body.reasoning.effort,
+                "summary": None,
+            },
             metadata=body.metadata or {},
             model=body.model,
             output=output,
@@ -155,4 +160,6 @@ class ResponseWriter:
 
     def _tool_choice(self) -> str | dict[str, Any]:
         choice = self._body.tool_choice
-        return choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto"
+        if isinstance(choice, NamedFunction | AllowedFunctions):
+            return choice.model_dump()
+        return choice or "auto"

@@ -1,6 +1,6 @@
 """From a request for a response to the chat request that asks the same."""
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import ValidationError
 
@@ -13,9 +13,16 @@ from pagelet.protocol.openai.response_input import (
     InputMessage,
     InputParts,
 )
-from pagelet.protocol.openai.responses import NamedFunction, ResponseRequest, TextFormat
+from pagelet.protocol.openai.responses import (
+    AllowedFunctions,
+    NamedFunction,
+    ResponseRequest,
+    TextFormat,
+)
 from pagelet.protocol.openai.structured import JsonSchemaFormat, ResponseFormat
 from pagelet.protocol.openai.tools import (
+    AllowedSet,
+    AllowedTools,
     FunctionCallInput,
     FunctionDefinition,
     FunctionName,
@@ -63,14 +70,26 @@ def chat_request(body: ResponseRequest) -> ChatCompletionRequest:
                 )
                 for tool in body.tools or ()
             ],
-            tool_choice=(
-                NamedToolChoice(type="function", function=FunctionName(name=body.tool_choice.name))
-                if isinstance(body.tool_choice, NamedFunction)
-                else body.tool_choice
-            ),
+            tool_choice=_choice(body.tool_choice),
+            reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         )
     except ValidationError as error:
         raise finding(error, NAMES) from None
+
+
+def _choice(
+    choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None,
+) -> Literal["none", "auto", "required"] | NamedToolChoice | AllowedTools | None:
+    if isinstance(choice, NamedFunction):
+        return _named(choice)
+    if isinstance(choice, AllowedFunctions):
+        allowed = AllowedSet(mode=choice.mode, tools=list(map(_named, choice.tools)))
+        return AllowedTools(type="allowed_tools", allowed_tools=allowed)
+    return choice
+
+
+def _named(function: NamedFunction) -> NamedToolChoice:
+    return NamedToolChoice(type="function", function=FunctionName(name=function.name))
 
 
 def _format(asked: TextFormat) -> ResponseFormat:

@@ -177,7 +177,7 @@ REFUSED = [
     pytest.param({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_2", id="built-in"),
     pytest.param({"tool_choice": {"type": "any"}}, "tool_choice", id="no tools"),
     pytest.param({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name", id="no name"),
-    pytest.param({"output_config": {"effort": "high"}}, "effort", id="effort"),
+    pytest.param({"output_config": {"effort": "more"}}, "effort", id="effort"),
     pytest.param({"container": "c"}, "container", id="container"),
     pytest.param({"frobnicate": 1}, "frobnicate", id="unknown"),
 ]

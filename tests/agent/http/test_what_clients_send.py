@@ -1,0 +1,186 @@
+"""Requests that official clients and agents send as a matter of course, beyond the plain ones: they
+are answered, and mean what they mean elsewhere."""
+
+import json
+
+import pytest
+
+from .conftest import DIRECT_AND_ROUTED, serving
+from .thinking_llm import LOOK_UP, ThinkingLLM
+
+ASK = [{"role": "user", "content": "Why?"}]
+FUNCTIONS = [
+    {"type": "function", "function": {"name": name, "parameters": LOOK_UP}}
+    for name in ("look_up", "other")
+]
+TOOLS = [{"type": "function"} | tool["function"] for tool in FUNCTIONS]
+
+
+def body_of(path, **fields):
+    asked = {"input": "Why?"} if path == "responses" else {"messages": ASK}
+    limit = {} if path == "responses" else {"max_tokens": 90}
+    return {"model": "tiny"} | asked | limit | fields
+
+
+def ask(server, path, **fields):
+    return server.post(f"/v1/{path}", json=body_of(path, **fields))
+
+
+HINTS = [
+    ("chat/completions", {"service_tier": "flex", "prompt_cache_retention": "24h"}),
+    ("chat/completions", {"prediction": {"type": "content", "content": "That is why."}}),
+    ("chat/completions", {"reasoning_effort": "minimal", "documents": []}),
+    ("chat/completions", {"mm_processor_kwargs": None, "kv_transfer_params": None}),
+    ("chat/completions", {"truncate_prompt_tokens": -1}),
+    ("responses", {"include": ["reasoning.encrypted_content"], "store": False}),
+    ("responses", {"reasoning": {"effort": "medium", "summary": "auto"}}),
+    ("responses", {"service_tier": "priority", "max_tool_calls": 4}),
+    ("responses", {"prompt_cache_retention": "in-memory", "text": {"verbosity": "medium"}}),
+    ("messages", {"output_config": {"effort": "low"}, "context_management": {"edits": []}}),
+]
+
+
+@DIRECT_AND_ROUTED
+def test_hints_change_no_answer(server):
+    for path, fields in HINTS:
+        plain, hinted = ask(server, path), ask(server, path, **fields)
+        assert hinted.status_code == 200, hinted.text
+        parts = "choices" if path == "chat/completions" else "output"
+        parts = "content" if path == "messages" else parts
+        for answer in plain, hinted:
+            text = json.dumps(answer.json()[parts])
+            assert "w\\u00f6rld" in text
+
+
+@pytest.fixture
+def thinker():
+    async def make_llm(metrics):
+        return ThinkingLLM(metrics)
+
+    with serving(make_llm) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", lambda effort: {"reasoning_effort": effort}),
+        ("responses", lambda effort: {"reasoning": {"effort": effort}}),
+        ("messages", lambda effort: {"output_config": {"effort": effort}}),
+    ],
+)
+def test_templates_are_told_of_the_effort(thinker, path, fields):
+    def told(effort, **more):
+        answer = ask(thinker, path, **fields(effort), **more)
+        assert answer.status_code == 200, answer.text
+        options = thinker.llm.rendered[-1][1]
+        del options["add_generation_prompt"]
+        return answer.json(), options
+
+    answer, options = told("high")
+    assert options == {"reasoning_effort": "high"}
+    if path == "responses":
+        assert answer["reasoning"]["effort"] == "high"
+    assert told("none")[1] == {"reasoning_effort": "none", "enable_thinking": False}
+    own = {"enable_thinking": True, "reasoning_effort": "much"}
+    assert told("none", chat_template_kwargs=own)[1] == own
+    refused = ask(thinker, path, **fields("enough"))
+    assert refused.status_code == 400
+    assert "'minimal'" in refused.json()["error"]["message"]
+
+
+def test_templates_are_given_documents(thinker):
+    documents = [{"title": "Why", "text": "Because."}]
+    assert ask(thinker, "chat/completions", documents=documents).status_code == 200
+    assert thinker.llm.rendered[-1][1]["documents"] == documents
+
+
+def allowed(path, mode, *names):
+    if path == "responses":
+        tools = [{"type": "function", "name": name} for name in names]
+        return {"type": "allowed_tools", "mode": mode, "tools": tools}
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_only_allowed_tools_are_callable(thinker, path):
+    tools = TOOLS if path == "responses" else FUNCTIONS
+    for mode in ("auto", "required"):
+        choice = allowed(path, mode, "look_up")
+        answer = ask(thinker, path, tools=tools, tool_choice=choice)
+        assert answer.status_code == 200, answer.text
+        [told] = thinker.llm.rendered[-1][1]["tools"]
+        assert told["function"]["name"] == "look_up"
+        structured = thinker.llm.seen[-1][2].structured
+        assert (structured is not None) == (mode == "required")
+        if structured is not None:
+            assert "look_up" in structured.lark
+            assert "other" not in structured.lark
+        if path == "responses":
+            assert answer.json()["tool_choice"] == choice
+            assert len(answer.json()["tools"]) == 2
+    refused = ask(thinker, path, tools=tools, tool_choice=allowed(path, "auto", "third"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tool_choice"
+    assert "'third'" in refused.json()["error"]["message"]
+
+
+def test_what_a_model_refused_goes_back_as_its_text(thinker):
+    refusals = [
+        {"role": "assistant", "content": None, "refusal": "I will not."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]},
+    ]
+    for refusal in refusals:
+        answer = ask(thinker, "chat/completions", messages=[*ASK, refusal, *ASK])
+        assert answer.status_code == 200, answer.text
+        assert thinker.llm.rendered[-1][0][1]["content"] == "I will not."
+    answer = ask(thinker, "responses", input=[*ASK, refusals[1], *ASK])
+    assert answer.status_code == 200, answer.text
+    assert thinker.llm.rendered[-1][0][1]["content"] == "I will not."
+
+
+def test_thinking_goes_back_under_either_name(thinker):
+    for name in ("reasoning_content", "reasoning"):
+        turn = {"role": "assistant", "content": "So.", name: "Hm."}
+        assert ask(thinker, "chat/completions", messages=[*ASK, turn, *ASK]).status_code == 200
+        assert thinker.llm.rendered[-1][0][1]["reasoning_content"] == "Hm."
+
+
+MISTYPED = [
+    ("chat/completions", "tool_choice", "look_up"),
+    ("chat/completions", "tool_choice", {"type": "custom", "custom": {"name": "f"}}),
+    ("chat/completions", "stop", 5),
+    ("chat/completions", "guided_json", 5),
+    ("chat/completions", "structured_outputs", {"json": 5}),
+    ("chat/completions", "structured_outputs", {"structural_tag": 5}),
+    (
+        "chat/completions",
+        "response_format",
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}},
+    ),
+    ("chat/completions", "messages", [{"role": "user", "content": 5}]),
+    ("completions", "prompt", 5),
+    ("completions", "prompt", {}),
+    ("embeddings", "input", 5),
+    ("responses", "input", 5),
+    ("responses", "tool_choice", "look_up"),
+    ("responses", "tool_choice", 5),
+    ("responses", "text", {"format": {"type": "json_schema", "name": "x", "schema": 5}}),
+    ("messages", "tool_choice", "look_up"),
+    ("messages", "system", 5),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value"), MISTYPED)
+def test_of_several_types_the_error_names_the_field_alone(server, path, field, value):
+    body = {"model": "tiny", field: value}
+    answer = server.post(f"/v1/{path}", json=body_of(path) | body)
+    if path in ("completions", "embeddings"):
+        answer = server.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    named = error.get("param") or error["message"].split("'")[1]
+    assert named.startswith(field)
+    assert not {"literal", "dict", "list[", "str", "bool"} & set(named.split("."))
+    assert "['" not in named
