@@ -5,11 +5,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from pagelet.local import probe
 from pagelet.local.pools import Pools
 from pagelet.local.wanted import PoolSpec
+from pagelet.protocol.autoscaling import schedule
 from pagelet.protocol.autoscaling.exposed import combined, read_demand
 from pagelet.protocol.autoscaling.scaler import Scaler
 from pagelet.protocol.inference_service.commands import scaling_bounds
@@ -53,7 +55,10 @@ class Autoscaler:
             demand, current = combined([parts]), self._pools.wanted_replicas(name)
             scaling = spec.service.spec.autoscaling
             assert scaling is not None
-            wanted = self._scalers[name].decide(scaling_bounds(scaling), current, demand, now)
+            scheduled = schedule.scheduled(scaling.schedule, datetime.now(UTC))
+            wanted = self._scalers[name].decide(
+                scaling_bounds(scaling), current, demand, now, scheduled=scheduled
+            )
             if wanted != current:
                 shown = "unknown" if demand is None else f"{demand:.2f}"
                 log.info("%s: %d to %d replicas (demand: %s)", name, current, wanted, shown)

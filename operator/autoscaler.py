@@ -5,6 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 
 import aiohttp
@@ -18,6 +19,7 @@ from pagelet.operator.metrics import Metrics
 from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT
 from pagelet.operator.replicas import is_ready, url_of
 from pagelet.operator.services import Services
+from pagelet.protocol.autoscaling import schedule
 from pagelet.protocol.autoscaling.exposed import Parts, combined, read_demand
 from pagelet.protocol.autoscaling.scaler import Scaler
 from pagelet.protocol.inference_service.autoscaling import Autoscaling
@@ -40,8 +42,10 @@ class Autoscaler:
         metrics: Metrics,
         *,
         port: int = HTTP_PORT,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`port` is the routers'."""
+        """`port` is the routers', `now` the time by which schedules go."""
+        self._now = now
         self._client = client
         self._services = services
         self._children_of = children_of
@@ -81,11 +85,18 @@ class Autoscaler:
         key, _ = who
         demand, complete = await self._demand(key)
         current = int(body["spec"].get("replicas", 1))
+        scheduled = schedule.scheduled(scaling.schedule, self._now())
         wanted = self._scalers[who].decide(
-            scaling_bounds(scaling), current, demand, time.monotonic(), is_complete=complete
+            scaling_bounds(scaling),
+            current,
+            demand,
+            time.monotonic(),
+            is_complete=complete,
+            scheduled=scheduled,
         )
         if wanted != current:
             told = "unknown" if demand is None else f"{demand:.2f}"
+            told += f", schedule: {scheduled}" if scheduled else ""
             log.info("%s: %d to %d replicas (demand: %s)", "/".join(key), current, wanted, told)
             try:
                 patch = {"spec": {"replicas": wanted}}
@@ -132,4 +143,7 @@ def _builtin(body: Object) -> Autoscaling | None:
         scaling = msgspec.convert(found, Autoscaling)
     except msgspec.ValidationError:
         return None  # the reconciler says so
+    now = datetime.now(UTC)
+    if any(True for entry in scaling.schedule for _ in schedule.problems(entry, now)):
+        return None
     return scaling if scaling.engine == "builtin" else None

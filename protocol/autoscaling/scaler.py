@@ -46,13 +46,15 @@ class Scaler:
         now: float,
         *,
         is_complete: bool = True,
+        scheduled: int = 0,
     ) -> int:
         """How many replicas there shall be, of which there are to be `current`.
 
         `demand` is in replicas; None if nothing is known of it, and not `is_complete` if it may be
-        more than that.
+        more than that. `scheduled` are asked for at this time whatever the demand is.
         """
         asked = current if demand is None else _rounded(demand, current)
+        asked = max(asked, scheduled)
         if not is_complete:
             asked = max(asked, current)
         if not self._asked:

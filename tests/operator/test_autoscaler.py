@@ -1,6 +1,7 @@
 """The operator's own loop, with routers that tell a demand over HTTP."""
 
 import dataclasses
+import datetime
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -95,11 +96,15 @@ class Loop:
         self._clusters = clusters
         self.made: list[Autoscaler] = []
 
+    now = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
+
     async def steps(self, cluster: Cluster, count: int = 1) -> list[int]:
         """The patches that so many looks make."""
         self._clusters["current"] = cluster
         fake: Any = cluster
-        scaler = Autoscaler(fake, fake, lambda key: fake, self.metrics, port=self._port)
+        scaler = Autoscaler(
+            fake, fake, lambda key: fake, self.metrics, port=self._port, now=lambda: self.now
+        )
         self.made.append(scaler)
         for _ in range(count):
             await scaler.step()
@@ -170,6 +175,23 @@ async def test_one_that_goes_away_is_left_alone(loop: Loop) -> None:
     going = cluster(0, text(kv=3.0))
     going.body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert await loop.steps(going) == []
+
+
+OFFICE = {"start": "0 8 * * 1-5", "end": "0 18 * * 1-5", "timezone": "Asia/Tokyo", "replicas": 3}
+
+
+async def test_a_schedule_asks_for_replicas_whatever_the_demand_is(loop: Loop) -> None:
+    loop.now = datetime.datetime(2026, 3, 4, 8, 59, tzinfo=datetime.UTC)  # 17:59 in Tokyo
+    assert await loop.steps(cluster(1, text(), schedule=[OFFICE]), 3) == [3]
+    assert await loop.steps(cluster(1, None, schedule=[OFFICE]), 3) == [3]
+    assert await loop.steps(cluster(1, text(kv=5.0), schedule=[OFFICE]), 3) == [5]
+    loop.now += datetime.timedelta(minutes=2)
+    assert await loop.steps(cluster(3, text(kv=1.0), schedule=[OFFICE]), 3) == [1]
+
+
+async def test_a_schedule_that_cannot_be_read_holds_the_count(loop: Loop) -> None:
+    nowhere = OFFICE | {"timezone": "Mars/Base"}
+    assert await loop.steps(cluster(1, text(kv=5.0), schedule=[nowhere]), 3) == []
 
 
 async def test_a_refusal_is_tried_again(loop: Loop) -> None:

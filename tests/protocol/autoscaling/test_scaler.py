@@ -85,3 +85,23 @@ def test_the_last_replica_goes_after_the_window_without_any_demand():
     seen = run(Scaler(), BOUNDS, 1, [0.02] * 5 + [0.0] * 14)
     assert seen[:16] == [1] * 16
     assert seen[-1] == 0
+
+
+@given(counts, st.one_of(st.none(), demands), st.integers(1, 64))
+def test_as_many_as_are_scheduled_are_there_whatever_the_demand(current, demand, scheduled):
+    scaler, current = Scaler(), min(current, 64)
+    for step in range(60):
+        now = step * 5.0
+        current = scaler.decide(BOUNDS, current, demand, now, scheduled=scheduled)
+    assert current >= scheduled
+
+
+def test_scheduled_replicas_go_when_none_asked_for_them_in_the_window_after():
+    scaler, current, seen = Scaler(), 0, []
+    for step in range(60):
+        now = step * 5.0
+        current = scaler.decide(BOUNDS, current, 0.0, now, scheduled=3 if 10 <= step < 20 else 0)
+        seen.append(current)
+    assert seen[:10] == [0] * 10
+    assert seen[11:32] == [3] * 21  # the first is never waited for; 60 s are twelve looks
+    assert seen[32:] == [0] * 28
