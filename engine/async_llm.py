@@ -319,10 +319,10 @@ class AsyncLLM:
     async def _check_grammar(self, requested: RequestedGrammar) -> StructuredOutput:
         grammar = await self._in_thread(requested.build)
         # Others may wait for the same verdict: whoever goes away first must not take it along.
-        error = await asyncio.shield(asyncio.wrap_future(self._grammars.check(grammar)))
-        if error:
-            raise refuse(error, requested.param)
-        return StructuredOutput(grammar, requested.thinking)
+        verdict = await asyncio.shield(asyncio.wrap_future(self._grammars.check(grammar)))
+        if verdict.error:
+            raise refuse(verdict.error, requested.param)
+        return StructuredOutput(grammar, requested.thinking, verdict.slow)
 
     def _least_loaded(self, preferred: int | None = None) -> _Engine:
         if self._broken_off is not None:

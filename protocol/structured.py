@@ -42,3 +42,5 @@ class StructuredOutput(msgspec.Struct, array_like=True, frozen=True):
     grammar: Grammar | None
     """None if only the thinking is bounded."""
     thinking: Thinking | None = None
+    slow: bool = False
+    """Whether the grammar takes more than a moment to compile."""

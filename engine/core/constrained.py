@@ -53,7 +53,7 @@ class ConstrainedRequests:
         if grammar is None:
             self.store.loaded().add_done_callback(lambda loaded: self._end(request_id, loaded))
             return
-        self.store.compile(grammar).add_done_callback(
+        self.store.compile(grammar, slow=request.structured.slow).add_done_callback(
             lambda matcher: self._end(request_id, matcher)
         )
 

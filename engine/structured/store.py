@@ -1,5 +1,7 @@
-"""An engine core's compiled grammars: made in a thread of their own, and shared by content."""
+"""An engine core's compiled grammars: made in threads of their own, and shared by content."""
 
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +14,9 @@ from pagelet.protocol.structured import Grammar
 
 _MOST_GRAMMARS: Final = 64
 """A grammar that requests have explored holds up to some tens of megabytes: a lexer's states."""
+_SLOW_PRIORITY: Final = 10
+"""A nice value: a tenth of a core. With less, the thread would keep others waiting whenever it has
+Python's lock."""
 _MOST_SOURCE_BYTES: Final = 16 << 20
 """Of all grammars kept; what is least recently used goes first."""
 
@@ -23,6 +28,7 @@ class GrammarStore:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._load = vocabulary
         self._thread = ThreadPoolExecutor(1, "grammars")
+        self._slow_thread = ThreadPoolExecutor(1, "slow-grammars", _step_back)
         self._compiler: Future[Compiler] | None = None
         self._compiled: OrderedDict[bytes, tuple[Future[Matcher], int]] = OrderedDict()
         self._size = 0
@@ -44,16 +50,17 @@ class GrammarStore:
         assert self._compiler is not None
         return self._compiler
 
-    def compile(self, grammar: Grammar) -> Future[Matcher]:
-        """A matcher to be forked, perhaps only to come. Fails with `GrammarError`, or with whatever
-        made the vocabulary fail to load."""
+    def compile(self, grammar: Grammar, *, slow: bool = False) -> Future[Matcher]:
+        """A matcher to be forked, perhaps only to come. What is `slow` is in no other's way. Fails
+        with `GrammarError`, or with whatever made the vocabulary fail to load."""
         key = grammar.key
         found = self._compiled.get(key)
         if found is not None:
             self._compiled.move_to_end(key)
             return found[0]
         self.preload()
-        future = self._thread.submit(self._compile, grammar)
+        thread = self._slow_thread if slow else self._thread
+        future = thread.submit(self._compile, grammar)
         size = len(grammar.source)
         self._compiled[key] = future, size
         self._size += size
@@ -71,8 +78,9 @@ class GrammarStore:
             self._size -= found[1]
 
     def close(self) -> None:
-        """Ends the thread, once what it is at has ended."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads, once what they are at has ended."""
+        for thread in (self._thread, self._slow_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _make_compiler(self) -> Compiler:
         compiler = Compiler(self._load())
@@ -82,3 +90,8 @@ class GrammarStore:
     def _compile(self, grammar: Grammar) -> Matcher:
         assert self._compiler is not None
         return self._compiler.result().compile(grammar)
+
+
+def _step_back() -> None:
+    """Lowers the priority of the calling thread alone."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SLOW_PRIORITY)

@@ -1,10 +1,13 @@
 """Grammars that a process may die of, and those that come after."""
 
 import json
+import os
+import signal
+from concurrent.futures import as_completed
 
+import psutil
 import pytest
 
-from pagelet.engine.structured import checker as checker_module
 from pagelet.engine.structured.checker import GrammarChecker
 from pagelet.protocol.config import EngineOptions, ModelOptions, StructuredOutputOptions
 from pagelet.protocol.structured import Grammar
@@ -18,8 +21,7 @@ BOMB = Grammar(
 
 
 @pytest.fixture
-def make_checker(monkeypatch):
-    monkeypatch.setattr(checker_module, "_WORKERS", 1)
+def make_checker():
     made = []
 
     def make(**limits):
@@ -36,7 +38,7 @@ def make_checker(monkeypatch):
 
 
 def check(checker, grammar):
-    return checker.check(grammar).result(120)
+    return checker.check(grammar).result(120).error
 
 
 def test_verdicts(make_checker):
@@ -57,3 +59,36 @@ def test_memory_is_limited_and_the_next_grammar_is_served(make_checker):
     checker = make_checker(compile_seconds=60, compile_memory_bytes=64 << 20)
     assert check(checker, BOMB)
     assert check(checker, GOOD) == ""
+
+
+def test_grammars_that_take_long_keep_no_other_waiting(make_checker):
+    checker = make_checker(compile_seconds=60)
+    assert check(checker, GOOD) == ""
+    bombs = [
+        checker.check(Grammar("llguidance", "json_schema", BOMB.source + " " * number))
+        for number in range(6)
+    ]
+    assert check(checker, Grammar("llguidance", "regex", "[a-z]+ after them")) == ""
+    assert not any(bomb.done() for bomb in bombs)
+
+
+def test_of_many_grammars_that_take_long_some_are_refused(make_checker):
+    checker = make_checker(compile_seconds=60)
+    bombs = [
+        checker.check(Grammar("llguidance", "json_schema", BOMB.source + " " * number))
+        for number in range(12)
+    ]
+    refused = next(as_completed(bombs, 120)).result()
+    assert "many" in refused.error
+    assert refused.slow
+
+
+def test_a_process_that_is_killed_is_started_again(make_checker):
+    checker = make_checker(compile_seconds=60)
+    assert check(checker, GOOD) == ""
+    bomb = checker.check(BOMB)
+    for process in psutil.Process().children():
+        if "pagelet.engine.structured.check_process" in process.cmdline():
+            os.kill(process.pid, signal.SIGKILL)
+    assert "SIGKILL" in bomb.result(120).error
+    assert check(checker, Grammar("llguidance", "regex", "[a-z]+ again")) == ""
