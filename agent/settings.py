@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pagelet.protocol.config import LogLevel as LogLevel
 from pagelet.protocol.config import ToolCallParser as ToolCallParser
 
-LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -133,11 +133,21 @@ class Pools:
             gpus=gpus,
             kv_events=(endpoint, f"{endpoint}-replay"),
             api_key_file=str(self._replica_key_file) if spec.is_guarded else None,
+            chat_template=self._chat_template_file(spec),
             on_change=self._on_change,
         )
         self._replicas.append(replica)
         replica.begin()
         return True
+
+    def _chat_template_file(self, spec: PoolSpec) -> str | None:
+        """One for each text: a replica that starts again reads what it read before."""
+        if spec.chat_template is None:
+            return None
+        path = self._runtime.path / f"{spec.name}.{spec.fingerprint}.jinja"
+        if not path.exists():
+            write_atomically(path, spec.chat_template.encode())
+        return str(path)
 
     def _choose_gpus(self, spec: PoolSpec) -> list[str] | None:
         taken = {gpu for replica in self._replicas for gpu in replica.gpus}

@@ -34,9 +34,11 @@ class Replica(Server):
         gpus: Sequence[str],
         kv_events: tuple[str, str],
         api_key_file: str | None,
+        chat_template: str | None,
         on_change: Callable[[], None],
     ) -> None:
-        """`holder` holds its port, `kv_events` are the endpoints of events and of their replay.
+        """`holder` holds its port, `kv_events` are the endpoints of events and of their replay,
+        `chat_template` is a file.
         `share` is its part of the machine if it computes on the CPU, `gpus` if it does not."""
         self.pool = spec.name
         self._spec = spec
@@ -53,6 +55,7 @@ class Replica(Server):
             spec.revision,
             host=HOST,
             port=port,
+            chat_template=chat_template,
             kv_events_endpoint=events,
             kv_events_replay_endpoint=replay,
         )

@@ -44,6 +44,8 @@ class PoolSpec:
     revision: Revision
     environment: Mapping[str, str]
     """What replicas get beside this process's own environment, such as the token for a hub."""
+    chat_template: str | None
+    """Its text, where the file gives one."""
     is_guarded: bool
     """Whether replicas ask for a key that only the router has, as the router asks its clients."""
 
@@ -85,6 +87,7 @@ class PoolSpec:
         """Another one whenever a running replica is no longer what the file asks for."""
         arguments = agent_arguments(self.service, self.revision, host="", port=0)
         parts = [arguments, self.limits(1.0), sorted(self.environment.items()), self.is_guarded]
+        parts.append(self.chat_template)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]
 
     def limits(self, share: float) -> list[str]:
@@ -174,7 +177,13 @@ def read_wanted(path: Path, num_gpus: int) -> Wanted:
         raise InvalidServices(problems)
     keys = manifest.services[0].spec.api_keys
     pools = [
-        PoolSpec(service, revision, _environment(revision.model, manifest), keys is not None)
+        PoolSpec(
+            service,
+            revision,
+            _environment(revision.model, manifest),
+            _chat_template(revision.model, manifest),
+            keys is not None,
+        )
         for service in manifest.services
         for revision in service.revisions
     ]
@@ -231,7 +240,9 @@ def _counts(spec: ServiceSpec) -> Iterator[tuple[str, int]]:
 
 
 def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iterator[str]:
-    for field, uri in (("uri", model.uri), ("tokenizer", model.tokenizer or "")):
+    uris = [("uri", model.uri), ("tokenizer", model.tokenizer or "")]
+    uris += [(f"adapters[{i}].uri", adapter.uri) for i, adapter in enumerate(model.adapters)]
+    for field, uri in uris:
         if uri.startswith("pvc://"):
             yield (
                 f"{where}.{field}: {uri} is a volume, which is there in a cluster only; write "
@@ -239,6 +250,13 @@ def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iter
             )
         elif uri.startswith("file://") and not Path(uri.removeprefix("file://")).exists():
             yield f"{where}.{field}: {uri}: there is no such file or folder on this machine"
+    template = model.chat_template
+    if template and template.config_map and _chat_template(model, manifest) is None:
+        name, key = template.config_map.name, template.config_map.key
+        yield (
+            f"{where}.chatTemplate.configMap: the file has no ConfigMap {name} with an entry "
+            f"{key}; add a document of kind ConfigMap with it in data"
+        )
     for each in credentials(model):
         if not each.is_optional and _secret(each.secret, manifest) is None:
             yield _missing_secret(f"{where}.credentialsSecret", each.secret)
@@ -260,6 +278,15 @@ def _missing_secret(where: str, key: SecretKey) -> str:
         f"{where}: the file has no Secret {key.name} with an entry {key.key}; add a document of "
         "kind Secret with it in stringData"
     )
+
+
+def _chat_template(model: ModelSpec, manifest: Manifest) -> str | None:
+    template = model.chat_template
+    if template is None:
+        return None
+    if template.config_map is None:
+        return template.inline
+    return manifest.config_maps.get(template.config_map.name, {}).get(template.config_map.key)
 
 
 def _environment(model: ModelSpec, manifest: Manifest) -> dict[str, str]:

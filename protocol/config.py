@@ -14,6 +14,7 @@ DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Task = Literal["auto", "generate", "embed", "score"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "gemma"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 

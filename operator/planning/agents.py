@@ -6,7 +6,7 @@ from typing import Final
 
 from pagelet.operator.planning.context import Context
 from pagelet.operator.planning.group import group_objects
-from pagelet.operator.planning.model_volume import mount_model
+from pagelet.operator.planning.model_volume import MountedModel, mount_model
 from pagelet.operator.planning.objects import (
     HTTP_PORT,
     KV_EVENTS_PORT,
@@ -137,7 +137,7 @@ def pod_template(service: InferenceService, revision: Revision, context: Context
             container(
                 "agent",
                 image,
-                _arguments(service, revision, model.source, model.tokenizer),
+                _arguments(service, revision, model),
                 mounts=[*mounts, *model.mounts],
                 resources=container_resources(spec.resources, extended),
                 environment=model.environment,
@@ -170,6 +170,7 @@ def pod_template(service: InferenceService, revision: Revision, context: Context
                 "prometheus.io/scrape": "true",
                 "prometheus.io/port": str(HTTP_PORT),
                 "prometheus.io/path": "/metrics",
+                **model.annotations,
             },
         },
         "spec": pod,
@@ -177,16 +178,16 @@ def pod_template(service: InferenceService, revision: Revision, context: Context
     return merge_pod_template(template, service.spec.pod_template, labels)
 
 
-def _arguments(
-    service: InferenceService, revision: Revision, source: str, tokenizer: str | None
-) -> list[str]:
+def _arguments(service: InferenceService, revision: Revision, model: MountedModel) -> list[str]:
     arguments = agent_arguments(
         service,
         revision,
         host="0.0.0.0",
         port=HTTP_PORT,
-        source=source,
-        tokenizer=tokenizer,
+        source=model.source,
+        tokenizer=model.tokenizer,
+        adapters=model.adapters,
+        chat_template=model.chat_template,
         kv_events_endpoint=f"tcp://*:{KV_EVENTS_PORT}",
         kv_events_replay_endpoint=f"tcp://*:{KV_REPLAY_PORT}",
         log_format="json",

@@ -19,10 +19,10 @@ class AutoscalingTargets(Part, kw_only=True):
 
     backlog_seconds: PositiveSeconds | None = None
     """Within which the prompts that wait for their first token are worked off, by the prefill rate
-    that replicas measure. Default: 2, or half of `ttftSeconds`."""
+    that replicas measure. Default: 2."""
     ttft_seconds: PositiveSeconds | None = None
-    """Time to first token that is wanted, in place of `backlogSeconds`: half of it may be spent on
-    waiting, the other half is the prompt's own."""
+    """Time to first token that 95 of 100 prompts are to keep, in place of `backlogSeconds`; of
+    those that would on an idle replica."""
     concurrency: PositiveInt | None = None
     """Answers, waiting ones among them. Default: maxNumSeqs x dataParallelSize, as many as go on in
     one step."""
@@ -34,7 +34,8 @@ class ScheduleEntry(Part, kw_only=True):
     """A time in which there are at least so many replicas."""
 
     start: Cron
-    """When it begins, in five fields as of cron: minute, hour, day, month, weekday."""
+    """When it begins, in five fields as of cron: minute, hour, day, month, weekday (from 0, which
+    is Sunday)."""
     end: Cron
     """When it ends."""
     timezone: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_+/-]+$")]
@@ -62,7 +63,7 @@ class Autoscaling(Part, kw_only=True):
     scale_down_seconds: Annotated[int, Meta(ge=0, le=3600)] = 300
     """For which fewer replicas must be asked for before there are fewer, or none."""
     schedule: Annotated[list[ScheduleEntry], Meta(max_length=16)] = field(default_factory=list)
-    """Times with more replicas than `minReplicas` (keda)."""
+    """Times with more replicas than `minReplicas` (builtin and keda)."""
     prometheus_address: (
         Annotated[str, Meta(max_length=512, pattern=r"^https?://[^/\s]+(/\S*)?$")] | None
     ) = None

@@ -3,15 +3,15 @@ configuration. Local mode and the operator share them, so that both run the same
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
 from pagelet.protocol.inference_service.autoscaling import Autoscaling, AutoscalingTargets
-from pagelet.protocol.inference_service.engine import EngineSpec, SpeculationSpec
-from pagelet.protocol.inference_service.model import ModelSpec, S3Spec
+from pagelet.protocol.inference_service.engine import EngineSpec, LoraSpec, SpeculationSpec
+from pagelet.protocol.inference_service.model import AdapterSpec, ModelSpec, S3Spec
 from pagelet.protocol.inference_service.parts import SecretKey
 from pagelet.protocol.inference_service.quantity import bytes_of
 from pagelet.protocol.inference_service.service import InferenceService, Revision
@@ -33,18 +33,21 @@ def agent_arguments(
     port: int,
     source: str | None = None,
     tokenizer: str | None = None,
+    adapters: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
     kv_events_endpoint: str | None = None,
     kv_events_replay_endpoint: str | None = None,
     log_format: str = "text",
 ) -> list[str]:
     """The arguments of `pagelet` for a replica of one of `service.revisions`, from `serve` on.
 
-    `source` and `tokenizer` say where the model lies on the replica's machine, if that is not what
-    the spec says (`pvc://`, or downloaded before). Options at their defaults are left out. KV
+    `source`, `tokenizer` and, by name, `adapters` say where the model lies on the replica's
+    machine, if that is not what the spec says (`pvc://`, or downloaded before); `chat_template` is
+    the file of the template that the spec asks for. Options at their defaults are left out. KV
     events are published where the engine has a prefix cache and an endpoint is given.
     """
     engine = revision.engine
-    arguments = ["serve", source or model_source(revision.model)]
+    arguments = ["serve", source or source_of(revision.model)]
     arguments += ["--host", host, "--port", str(port)]
     for name in service.served_names:
         arguments += ["--served-model-name", name]
@@ -52,7 +55,11 @@ def agent_arguments(
     if tokenizer is not None:
         arguments += ["--tokenizer", tokenizer]
     arguments += ["--device", "cuda" if service.spec.accelerator else "cpu"]
+    if chat_template is not None:
+        arguments += ["--chat-template", chat_template]
     arguments += _engine_arguments(engine)
+    if revision.model.adapters:
+        arguments += _lora_arguments(revision.model.adapters, adapters or {}, engine.lora)
     arguments += ["--drain-timeout", str(service.spec.rollout.drain_seconds)]
     if kv_events_endpoint is not None and engine.kv_cache.prefix_caching:
         arguments += ["--kv-events-endpoint", kv_events_endpoint]
@@ -90,6 +97,9 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         ("scheduling-policy", engine.scheduling_policy, default.scheduling_policy),
         ("step-timeout", engine.step_timeout_seconds, default.step_timeout_seconds),
         ("max-queue", engine.max_queue, default.max_queue),
+        ("response-store", engine.response_store and bytes_of(engine.response_store), None),
+        ("max-body-bytes", bytes_of(engine.max_body), bytes_of(default.max_body)),
+        ("log-level", engine.log_level, default.log_level),
         ("runner", engine.runner, default.runner),
     ]
     if engine.speculation is not None:
@@ -115,6 +125,23 @@ def _engine_arguments(engine: EngineSpec) -> list[str]:
         arguments.append("--no-async-scheduling")
     if engine.expert_parallel:
         arguments.append("--enable-expert-parallel")
+    return arguments
+
+
+def _lora_arguments(
+    adapters: Sequence[AdapterSpec], places: Mapping[str, str], limits: LoraSpec | None
+) -> list[str]:
+    arguments, default = ["--enable-lora"], LoraSpec()
+    for adapter in adapters:
+        source = places.get(adapter.name) or source_of(adapter)
+        arguments += ["--lora-modules", f"{adapter.name}={source}"]
+    for name, value, usual in (
+        ("max-loras", (limits or default).max_loras, default.max_loras),
+        ("max-cpu-loras", (limits or default).max_cpu_loras, default.max_cpu_loras),
+        ("max-lora-rank", (limits or default).max_rank, default.max_rank),
+    ):
+        if value != usual:
+            arguments += [f"--{name}", str(value)]
     return arguments
 
 
@@ -152,7 +179,7 @@ def credentials(model: ModelSpec) -> list[Credential]:
 
 def s3_environment(model: ModelSpec) -> dict[str, str]:
     """Where the bucket of an `s3://` model is, as the environment tells those who download it."""
-    if not any(uri.startswith("s3://") for uri in (model.uri, model.tokenizer or "")):
+    if not any(uri.startswith("s3://") for uri in model.uris):
         return {}
     s3 = model.s3 or S3Spec()
     environment = {"AWS_REGION": s3.region}
@@ -163,9 +190,10 @@ def s3_environment(model: ModelSpec) -> dict[str, str]:
     return environment
 
 
-def model_source(model: ModelSpec) -> str:
-    """The model as `pagelet serve` and `pagelet fetch` name it. For `pvc://CLAIM/PATH`, which only
-    a cluster can mount, it is the caller's to say where; here that is refused with ValueError."""
+def source_of(model: ModelSpec | AdapterSpec) -> str:
+    """A model, or an adapter, as `pagelet serve` and `pagelet fetch` name it. For
+    `pvc://CLAIM/PATH`, which only a cluster can mount, it is the caller's to say where; here that
+    is refused with ValueError."""
     if model.uri.startswith("pvc://"):
         raise ValueError(
             f"{model.uri}: a PersistentVolumeClaim is there in a cluster only; write file:///PATH "
@@ -189,11 +217,12 @@ def router_config(
     """
     owners: dict[str, str] = {}
     for service in services:
-        for name in service.served_names:
+        for name in (*service.served_names, *(a.name for a in service.spec.model.adapters)):
             if owners.setdefault(name, service.name) != service.name:
                 raise ValueError(
                     f"the services {owners[name]} and {service.name} both answer to the model "
-                    f"name {name}: change spec.model.servedNames of one of them"
+                    f"name {name}: change spec.model.servedNames, or an adapter's name, of one of "
+                    "them"
                 )
     router = services[0].spec.router
     return RouterConfig(
@@ -215,6 +244,11 @@ def router_config(
             queue_size=router.queue_size,
             queue_timeout=router.queue_timeout_seconds,
             max_in_flight=router.max_in_flight,
+            max_body_bytes=max(
+                bytes_of(revision.engine.max_body)
+                for service in services
+                for revision in service.revisions
+            ),
             drain_timeout=float(services[0].spec.rollout.drain_seconds),
         ),
         api_keys_file=api_keys_file,
@@ -240,6 +274,7 @@ def _route(
     return ModelRoute(
         name=name,
         aliases=aliases,
+        adapters=[adapter.name for adapter in service.spec.model.adapters],
         pools=pools,
         service=service.name,
         scaling=scaling_targets(service),
@@ -252,11 +287,9 @@ def scaling_targets(service: InferenceService) -> ScalingTargets:
     """How much work a replica of a service is to have, with what its spec leaves open filled in."""
     scaling, engine = service.spec.autoscaling, service.spec.engine
     targets = scaling.targets if scaling is not None else AutoscalingTargets()
-    backlog = targets.backlog_seconds
-    if backlog is None and targets.ttft_seconds is not None:
-        backlog = targets.ttft_seconds / 2
     return ScalingTargets(
-        backlog_seconds=ScalingTargets().backlog_seconds if backlog is None else backlog,
+        backlog_seconds=targets.backlog_seconds or ScalingTargets().backlog_seconds,
+        ttft_seconds=targets.ttft_seconds,
         concurrency=targets.concurrency or engine.max_num_seqs * engine.data_parallel_size,
         kv_use=targets.kv_use,
     )

@@ -18,6 +18,8 @@ from pagelet.protocol.inference_service.descriptions import (
 from pagelet.protocol.inference_service.kind import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from pagelet.protocol.inference_service.parts import Part
 from pagelet.protocol.inference_service.rules import (
+    ADAPTER_NAME_MESSAGE,
+    ADAPTER_NAME_RULE,
     NAME_MESSAGE,
     NAME_RULE,
     RULES,
@@ -105,7 +107,12 @@ def _root() -> Schema:
             "status": status,
         },
         "x-kubernetes-validations": [
-            {"rule": NAME_RULE, "message": NAME_MESSAGE, "fieldPath": ".metadata.name"}
+            {"rule": NAME_RULE, "message": NAME_MESSAGE, "fieldPath": ".metadata.name"},
+            {
+                "rule": ADAPTER_NAME_RULE,
+                "message": ADAPTER_NAME_MESSAGE,
+                "fieldPath": ".spec.model.adapters",
+            },
         ],
     }
 

@@ -8,6 +8,8 @@ from pagelet.protocol.config import (
     CacheOptions,
     DType,
     KVCacheDType,
+    LogLevel,
+    LoraOptions,
     PositiveInt,
     Quantization,
     SchedulerOptions,
@@ -22,7 +24,7 @@ from pagelet.protocol.router import PositiveSeconds
 from pagelet.protocol.speculation import SpeculationOptions
 
 _CACHE, _SCHEDULER, _SIMULATED = CacheOptions(), SchedulerOptions(), SimulatedRunnerOptions()
-_SPECULATION = SpeculationOptions(method="ngram")
+_SPECULATION, _LORA = SpeculationOptions(method="ngram"), LoraOptions()
 DraftLength = Annotated[int, Meta(ge=1, le=32)]
 SpeculationQuantization = Literal["auto", "none", "int8", "int4"]
 ScoreToken = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^,]+$")]
@@ -81,6 +83,17 @@ class SpeculationSpec(Part, kw_only=True):
     """Guess as much as pays off, and nothing while it costs time."""
 
 
+class LoraSpec(Part, kw_only=True):
+    """How many of the model's adapters are computed and kept at once."""
+
+    max_loras: PositiveInt = _LORA.max_loras
+    """Most different adapters in one step; requests for others wait."""
+    max_cpu_loras: PositiveInt = _LORA.max_cpu_loras
+    """Most adapters in memory; others are read again when needed."""
+    max_rank: PositiveInt = _LORA.max_rank
+    """Largest rank of an adapter."""
+
+
 class EngineSpec(Part, kw_only=True):
     """The engine's settings; each is the option of `pagelet serve` of the same name."""
 
@@ -127,6 +140,8 @@ class EngineSpec(Part, kw_only=True):
     """Schedule the next step while the last one runs."""
     speculation: SpeculationSpec | None = None
     """Default: off."""
+    lora: LoraSpec | None = None
+    """For `model.adapters`. Default: as where its fields are left out."""
     enforce_eager: bool = False
     """Launch every kernel by itself, in place of CUDA graphs. For an accelerator."""
     cudagraph_capture_sizes: Annotated[list[PositiveInt], Meta(max_length=128)] = field(
@@ -138,6 +153,14 @@ class EngineSpec(Part, kw_only=True):
     """Seconds without progress after which an engine with work is restarted."""
     max_queue: PositiveInt = 1024
     """Most answers in flight in a replica; above that it answers 429."""
+    response_store: Quantity | None = None
+    """Most memory, in bytes, for responses that clients ask a replica to keep, for a day at most.
+    Default: none is kept."""
+    max_body: Quantity = "16Mi"
+    """Largest body of a request, in bytes, that replicas and the router take; larger ones get
+    413."""
+    log_level: LogLevel = "info"
+    """Least severe messages that replicas log."""
     runner: Literal["model", "simulated"] = "model"
     """simulated: no model runs, its time does; tokens are made up. For tests of a cluster."""
     simulated: SimulatedSpec | None = None

@@ -30,7 +30,10 @@ _METADATA: Final[Schema] = {
 _MOST_VALUES: Final = 200_000
 """Of a document with its aliases written out, which a few lines can make endless."""
 _ENTRIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
-_SECRET: Final = {"metadata": _METADATA, "data": _ENTRIES, "stringData": _ENTRIES}
+_OF_KIND: Final[Mapping[str, Mapping[str, Schema]]] = {
+    "Secret": {"metadata": _METADATA, "data": _ENTRIES, "stringData": _ENTRIES},
+    "ConfigMap": {"metadata": _METADATA, "data": _ENTRIES},
+}
 
 
 class InvalidServices(ValueError):
@@ -48,6 +51,8 @@ class Manifest:
     services: list[InferenceService]
     secrets: Mapping[str, Mapping[str, bytes]]
     """Of each Secret in the file, by name: its entries."""
+    config_maps: Mapping[str, Mapping[str, str]]
+    """Likewise of each ConfigMap."""
 
 
 def load_services(text: str, name: str = "services") -> list[InferenceService]:
@@ -57,10 +62,11 @@ def load_services(text: str, name: str = "services") -> list[InferenceService]:
 
 
 def load_manifest(text: str, name: str = "services") -> Manifest:
-    """As `load_services`, with the file's Secrets, which services may name."""
+    """As `load_services`, with the file's Secrets and ConfigMaps, which services may name."""
     problems: list[str] = []
     services: dict[str, InferenceService] = {}
     secrets: dict[str, Mapping[str, bytes]] = {}
+    config_maps: dict[str, Mapping[str, str]] = {}
     for document in _documents(text, name):
         found = list(document.problems())
         if not found and document.value["kind"] == KIND:
@@ -75,12 +81,15 @@ def load_manifest(text: str, name: str = "services") -> Manifest:
                 secrets[str(metadata.get("name"))] = read_secret(document.value)
             except ValueError as error:
                 found = [Problem(("data",), f"is not base64: {error}; stringData takes text")]
+        elif not found and document.value["kind"] == "ConfigMap":
+            metadata = document.value.get("metadata") or {}
+            config_maps[str(metadata.get("name"))] = document.value.get("data") or {}
         problems += [f"{name}:{document.line(p.path)}: {p}" for p in found]
     if not problems and not services:
         problems = [f"{name}: holds no InferenceService (apiVersion: {API_VERSION}, kind: {KIND})"]
     if problems:
         raise InvalidServices(problems)
-    return Manifest(list(services.values()), secrets)
+    return Manifest(list(services.values()), secrets, config_maps)
 
 
 def read_service(body: Mapping[str, Any]) -> InferenceService:
@@ -156,8 +165,8 @@ class _Document:
             yield from _problems_of_service(self.value)
         elif kind == KIND:
             yield Problem(("apiVersion",), f"{_given(version)}; write {API_VERSION}")
-        elif kind == "Secret":
-            for field, schema in _SECRET.items():
+        elif isinstance(kind, str) and kind in _OF_KIND:
+            for field, schema in _OF_KIND[kind].items():
                 if self.value.get(field) is not None:
                     yield from validate(self.value[field], schema, (field,))
         elif not kind:

@@ -37,6 +37,12 @@ _ENGINE: Final[Mapping[str, str]] = {
     "--no-async-scheduling": "asyncScheduling",
     "--enable-expert-parallel": "expertParallel",
     "--speculative-config": "speculation",
+    "--max-loras": "lora.maxLoras",
+    "--max-cpu-loras": "lora.maxCpuLoras",
+    "--max-lora-rank": "lora.maxRank",
+    "--response-store": "responseStore",
+    "--max-body-bytes": "maxBody",
+    "--log-level": "logLevel",
     "--step-timeout": "stepTimeoutSeconds",
     "--max-queue": "maxQueue",
     "--runner": "runner",
@@ -55,7 +61,13 @@ _SPEC: Final[Mapping[str, str]] = {
     "--cpu-threads": "spec.resources.cpu",
     "--drain-timeout": "spec.rollout.drainSeconds",
 }
-OPTIONS: Final = frozenset({*_ENGINE, *_SPEC, "--tokenizer"})
+_MODEL: Final[Mapping[str, str]] = {
+    "--tokenizer": "tokenizer",
+    "--chat-template": "chatTemplate",
+    "--lora-modules": "adapters",
+    "--enable-lora": "adapters",
+}
+OPTIONS: Final = frozenset({*_ENGINE, *_SPEC, *_MODEL})
 """Those that a spec sets."""
 _OPTION: Final = re.compile(r"--device (?:cpu|cuda)\b|--[a-z](?:[a-z0-9-]*[a-z0-9])?")
 
@@ -71,8 +83,8 @@ def in_fields(text: str, service: InferenceService, revision: str) -> str:
         option = match[0]
         if option in _ENGINE:
             return f"{engine}.{_ENGINE[option]}"
-        if option == "--tokenizer":
-            return f"{model}.tokenizer"
+        if option in _MODEL:
+            return f"{model}.{_MODEL[option]}"
         return _SPEC.get(option, option)
 
     return _OPTION.sub(path, text)

@@ -18,7 +18,8 @@ Name = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
 """The name of an object of the same namespace."""
-SecretEntry = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+Entry = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+"""The name of an entry of a Secret or ConfigMap."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 Image = Annotated[str, Meta(min_length=1, max_length=512)]
 FreeForm = dict[str, Any]
@@ -41,5 +42,5 @@ class SecretKey(Part, kw_only=True):
 
     name: Name
     """The Secret."""
-    key: SecretEntry
+    key: Entry
     """The entry in it."""

@@ -40,6 +40,7 @@ def test_every_container_keeps_to_the_restricted_level(body: dict[str, Any]) -> 
             assert volume.keys() - {"name"} <= {
                 "emptyDir",
                 "configMap",
+                "downwardAPI",
                 "secret",
                 "persistentVolumeClaim",
             }
@@ -356,3 +357,69 @@ def test_a_model_in_a_bucket_is_served_from_where_its_loader_puts_it() -> None:
     names = {each["name"] for each in public["initContainers"][0]["env"]}
     assert "AWS_SKIP_SIGNATURE" in names
     assert "AWS_ACCESS_KEY_ID" not in names
+
+
+def test_adapters_are_loaded_with_the_model_and_served_from_there() -> None:
+    adapters = [
+        {"name": "hub", "uri": "hf://org/sql", "revision": "v1"},
+        {"name": "bucket", "uri": "s3://bucket/legal"},
+        {"name": "claim", "uri": "pvc://adapters/support/latest"},
+        {"name": "same", "uri": "pvc://weights/adapters/same"},
+        {"name": "image", "uri": "file:///adapters/image"},
+    ]
+    pod = agent_pod(model={"uri": "pvc://weights/base", "adapters": adapters})
+    [loader], [agent] = pod["initContainers"], pod["containers"]
+    assert loader["args"] == [
+        "fetch",
+        *("--adapter", "hf://org/sql@v1"),
+        *("--adapter", "s3://bucket/legal"),
+    ]
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]: volume["name"]
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    places = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert len(set(places.values())) == len(agent["volumeMounts"])
+    arguments = agent["args"]
+    assert arguments[1] == f"{places[claims['weights']]}/base"
+    given = [
+        arguments[i + 1].partition("=")
+        for i, argument in enumerate(arguments)
+        if argument == "--lora-modules"
+    ]
+    assert {name: source for name, _, source in given} == {
+        "hub": "hf://org/sql@v1",
+        "bucket": f"{places['hub']}/s3/bucket/legal",
+        "claim": f"{places[claims['adapters']]}/support/latest",
+        "same": f"{places[claims['weights']]}/adapters/same",
+        "image": "file:///adapters/image",
+    }
+
+
+def test_another_chat_template_is_another_pod_and_each_reads_its_own() -> None:
+    def template(text: str) -> Object:
+        model = {"uri": "hf://org/name", "chatTemplate": {"inline": text}}
+        made: Object = planned(model=model)["Deployment", "service-agent"]["spec"]["template"]
+        return made
+
+    one, other = template("{{ 1 }}"), template("{{ 2 }}")
+    assert one != other
+    [volume] = [v for v in one["spec"]["volumes"] if v["name"] == "chat-template"]
+    [item] = volume["downwardAPI"]["items"]
+    annotation = item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['")
+    assert one["metadata"]["annotations"][annotation.removesuffix("']")] == "{{ 1 }}"
+    [agent] = one["spec"]["containers"]
+    [mount] = [m for m in agent["volumeMounts"] if m["name"] == "chat-template"]
+    file = agent["args"][agent["args"].index("--chat-template") + 1]
+    assert file == f"{mount['mountPath']}/{item['path']}"
+
+
+def test_a_chat_template_of_a_config_map_is_one_of_its_entries() -> None:
+    key = {"name": "templates", "key": "chat.jinja"}
+    pod = agent_pod(model={"uri": "hf://org/name", "chatTemplate": {"configMap": key}})
+    [volume] = [v for v in pod["volumes"] if v["name"] == "chat-template"]
+    [item] = volume["configMap"]["items"]
+    assert (volume["configMap"]["name"], item["key"]) == ("templates", "chat.jinja")
+    assert pod["containers"][0]["args"][-1] != "--chat-template"
+    assert any(argument.endswith(f"/{item['path']}") for argument in pod["containers"][0]["args"])

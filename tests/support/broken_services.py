@@ -35,7 +35,96 @@ def scaled(**autoscaling: Any) -> dict[str, Any]:
 
 ENTRY = {"start": "0 8 * * 1-5", "end": "0 18 * * 1-5", "timezone": "Europe/Berlin", "replicas": 3}
 
+ADAPTER = {"name": "sql", "uri": "hf://org/sql"}
+
+
+def adapted(*adapters: dict[str, Any], name: str = "broken", **spec: Any) -> dict[str, Any]:
+    """A service with adapters."""
+    return service(name=name, model={"uri": URI, "adapters": list(adapters)}, **spec)
+
+
 BROKEN = [
+    Broken(
+        "adapter twice",
+        adapted(ADAPTER, ADAPTER | {"uri": "hf://org/other"}),
+        "spec.model.adapters",
+        "have the same name twice: requests could not tell them apart",
+    ),
+    Broken(
+        "adapter of a served name",
+        service(model={"uri": URI, "servedNames": ["m", "sql"], "adapters": [ADAPTER]}),
+        "spec.model.adapters",
+        "have a name that is the model's own, by servedNames: change one of the two",
+    ),
+    Broken(
+        "adapter of the service's name",
+        adapted(ADAPTER | {"name": "broken"}),
+        "spec.model.adapters",
+        "have the service's own name, by which requests ask for the model: change one, or give "
+        "servedNames",
+    ),
+    Broken(
+        "adapter from a package",
+        adapted({"name": "sql", "uri": "package://sql"}),
+        "spec.model.adapters[0].uri",
+        "package://sql is no adapter that can be loaded: write hf://ORG/NAME, s3://BUCKET/FOLDER, "
+        "pvc://CLAIM/PATH or file:///PATH. A revision goes to the field of that name",
+    ),
+    Broken(
+        "revision of a folder",
+        adapted({"name": "sql", "uri": "file:///sql", "revision": "v1"}),
+        "spec.model.adapters[0].revision",
+        "only hf:// adapters have revisions: leave it out",
+    ),
+    Broken(
+        "template from nowhere",
+        service(model={"uri": URI, "chatTemplate": {}}),
+        "spec.model.chatTemplate",
+        "has its text inline or in a configMap: give one of the two",
+    ),
+    Broken(
+        "template from two places",
+        service(
+            model={
+                "uri": URI,
+                "chatTemplate": {"inline": "a", "configMap": {"name": "a", "key": "b"}},
+            }
+        ),
+        "spec.model.chatTemplate",
+        "has its text inline or in a configMap: give one of the two",
+    ),
+    Broken(
+        "more adapters in a step than in memory",
+        adapted(ADAPTER, engine={"lora": {"maxLoras": 20}}),
+        "spec.engine.lora.maxCpuLoras",
+        "16 is less than maxLoras 20, which must be in memory together: raise it, or lower "
+        "maxLoras",
+    ),
+    Broken(
+        "limits of no adapters",
+        service(engine={"lora": {}}),
+        "spec.engine",
+        "engine.lora is about model.adapters: name some there, or leave it out",
+    ),
+    Broken(
+        "canary's limits of no adapters",
+        service(canary={"weight": 1, "engine": {"lora": {}}}),
+        "spec.canary",
+        "canary.engine.lora is about model.adapters: name some there, or leave it out",
+    ),
+    Broken(
+        "canary without the adapters",
+        adapted(ADAPTER, canary={"weight": 1, "model": {"uri": URI}}),
+        "spec.canary",
+        "model.adapters have other names than those of the service, whose requests they get: give "
+        "adapters of the same names",
+    ),
+    Broken(
+        "body without a unit",
+        service(engine={"maxBody": 16}),
+        "spec.engine.maxBody",
+        "16 is less than 1Mi: write a unit, such as 16Mi",
+    ),
     Broken(
         "most below least",
         scaled(minReplicas=5),
@@ -50,10 +139,10 @@ BROKEN = [
         "keda or builtin",
     ),
     Broken(
-        "schedule without KEDA",
-        scaled(schedule=[ENTRY]),
+        "schedule of an HPA",
+        scaled(engine="hpa", schedule=[ENTRY]),
         "spec.autoscaling.schedule",
-        "only KEDA scales by a schedule: set engine: keda, or leave it out",
+        "a HorizontalPodAutoscaler knows no schedule: set engine: builtin or keda, or leave it out",
     ),
     Broken(
         "schedule above most",
@@ -363,6 +452,35 @@ BROKEN = [
 ]
 
 SOUND = [
+    service(
+        name="sound",
+        model={
+            "uri": "package://a",
+            "chatTemplate": {"inline": "{{ messages }}"},
+            "adapters": [
+                ADAPTER | {"revision": "v1"},
+                {"name": "legal", "uri": "s3://bucket/legal"},
+                {"name": "claimed", "uri": "pvc://adapters/claimed"},
+                {"name": "local", "uri": "file:///adapters/local"},
+            ],
+            "credentialsSecret": {"name": "a", "key": "b"},
+            "s3": {"region": "eu-central-1"},
+            "storage": {"sizeLimit": "1Gi"},
+        },
+        engine={"lora": {"maxLoras": 2}, "maxBody": "64Mi", "logLevel": "debug"},
+        canary={
+            "weight": 1,
+            "model": {
+                "uri": URI,
+                "adapters": [
+                    {"name": name, "uri": "hf://org/x"}
+                    for name in ("sql", "legal", "claimed", "local")
+                ],
+                "chatTemplate": {"configMap": {"name": "a", "key": "b"}},
+            },
+        },
+    ),
+    adapted(ADAPTER, name="sound"),
     service(name="sound"),
     service(
         name="sound",

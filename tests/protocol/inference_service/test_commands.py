@@ -12,42 +12,21 @@ from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.inference_service.commands import (
     agent_arguments,
-    model_source,
     router_config,
+    source_of,
 )
 from pagelet.protocol.inference_service.load import read_service
 from pagelet.protocol.inference_service.service import InferenceService, Revision
 from pagelet.protocol.router import Pool, RouterConfig
 from support.broken_services import service as body
+from support.served import serve
 
 
 def make(**spec: Any) -> InferenceService:
     return read_service(body(name="service", **spec))
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command `pagelet serve` would run with."""
-    got: dict[str, Any] = {}
-
-    def run_server(options: EngineOptions, settings: ServeSettings) -> int:
-        got.update(options=options, settings=settings)
-        return 0
-
-    monkeypatch.setattr("pagelet.agent.supervisor.run.run_server", run_server)
-    return got
-
-
-def serve(served: dict[str, Any], arguments: list[str]) -> tuple[EngineOptions, ServeSettings]:
-    from pagelet.cli.main import app
-
-    with pytest.raises(SystemExit) as exit_:
-        app(arguments)
-    assert exit_.value.code == 0
-    return served["options"], served["settings"]
-
-
-def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
+def test_every_engine_field_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     service = make(
         model={"uri": "hf://org/name", "revision": "v1", "tokenizer": "hf://org/other"},
         engine={
@@ -94,7 +73,7 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
         kv_events_endpoint="tcp://*:5557",
         log_format="json",
     )
-    options, settings = serve(served, arguments)
+    options, settings = serve(monkeypatch, arguments)
     expected = {
         "model": {
             "source": "hf://org/name@v1",
@@ -142,12 +121,12 @@ def test_every_engine_field_reaches_the_engine(served: dict[str, Any]) -> None:
     assert (settings.log_format, settings.tool_call_parser) == ("json", "hermes")
 
 
-def test_cuda_graphs_are_as_the_engine_says(served: dict[str, Any]) -> None:
+def test_cuda_graphs_are_as_the_engine_says(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"resourceName": "nvidia.com/gpu"}
     engine = {"enforceEager": True, "cudagraphCaptureSizes": [1, 4]}
     service = make(accelerator=gpu, engine=engine)
     arguments = agent_arguments(service, service.revisions[0], host="::", port=1)
-    cuda = serve(served, arguments)[0].cuda
+    cuda = serve(monkeypatch, arguments)[0].cuda
     assert (cuda.enforce_eager, cuda.cudagraph_capture_sizes) == (True, [1, 4])
 
 
@@ -159,19 +138,21 @@ def test_cuda_graphs_are_as_the_engine_says(served: dict[str, Any]) -> None:
     ],
 )
 def test_each_size_of_the_cache_reaches_it(
-    served: dict[str, Any], cache: dict[str, Any], field: str, value: float
+    monkeypatch: pytest.MonkeyPatch, cache: dict[str, Any], field: str, value: float
 ) -> None:
     service = make(engine={"kvCache": cache})
-    options, _ = serve(served, agent_arguments(service, service.revisions[0], host="::", port=1))
+    options, _ = serve(
+        monkeypatch, agent_arguments(service, service.revisions[0], host="::", port=1)
+    )
     assert getattr(options.cache, field) == value
 
 
 def test_a_service_of_defaults_serves_with_the_defaults_of_the_command(
-    served: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = make()
     arguments = agent_arguments(service, service.revisions[0], host="127.0.0.1", port=8000)
-    options, settings = serve(served, arguments)
+    options, settings = serve(monkeypatch, arguments)
     expected = {
         "model": {"source": "hf://org/name", "served_model_names": ["service"]},
         "device": "cpu",
@@ -199,7 +180,7 @@ def test_an_accelerator_chooses_the_device_and_events_are_published() -> None:
 
 def test_a_claim_has_no_source_outside_of_a_cluster() -> None:
     with pytest.raises(ValueError, match="write file:///PATH"):
-        model_source(make(model={"uri": "pvc://claim/m"}).spec.model)
+        source_of(make(model={"uri": "pvc://claim/m"}).spec.model)
 
 
 def in_file(service: InferenceService, revision: Revision) -> Pool:
@@ -235,6 +216,21 @@ def test_the_router_gets_models_pools_and_limits() -> None:
 def test_router_defaults_are_those_of_the_router() -> None:
     config = router_config([make()], in_file)
     assert config == RouterConfig(models=config.models)
+
+
+def test_adapters_are_where_they_are_said_to_be_and_the_router_knows_their_names() -> None:
+    adapters = [{"name": "a", "uri": "pvc://claim/a"}, {"name": "b", "uri": "file:///b"}]
+    service = make(model={"uri": "hf://org/name", "adapters": adapters})
+    arguments = agent_arguments(
+        service, service.revisions[0], host="::", port=1, adapters={"a": "/claim/a"}
+    )
+    assert "--lora-modules a=/claim/a --lora-modules b=file:///b" in " ".join(arguments)
+    (route,) = router_config([service], in_file).models
+    assert (route.aliases, route.adapters) == ([], ["a", "b"])
+    other = make(model={"uri": "hf://org/name", "servedNames": ["b"]})
+    other.name = "other"
+    with pytest.raises(ValueError, match="both answer to the model name b"):
+        router_config([service, other], in_file)
 
 
 def test_two_services_cannot_answer_to_one_name() -> None:

@@ -53,10 +53,11 @@ def test_every_field_is_described_for_kubectl_explain() -> None:
 
 def test_every_rule_stands_at_every_place_of_its_type() -> None:
     rules = [r for _, s in schemas(root()) for r in s.get("x-kubernetes-validations", ())]
-    of_revisions = ("ModelSpec", "ModelStorage", "KVCacheSpec", "EngineSpec", "Resources")
-    places = dict.fromkeys((*of_revisions, "SpeculationSpec"), 2)
+    of_models = ("ModelSpec", "ModelStorage", "AdapterSpec", "ChatTemplate")
+    of_engines = ("KVCacheSpec", "EngineSpec", "SpeculationSpec", "LoraSpec")
+    places = dict.fromkeys((*of_models, *of_engines, "Resources"), 2)
     expected = sum(places.get(rule.part.__name__, 1) for rule in RULES)
-    assert len(rules) == expected + 1  # and the name's
+    assert len(rules) == expected + 2  # and those of the name
 
 
 def defaults(schema: dict[str, Any]) -> dict[str, Any]:

@@ -22,17 +22,11 @@ SPEAKING = ("engine", "agent", "kernels", "text", "process", "cli/serve.py", "cl
 """What a replica is made of."""
 NO_FIELD = {
     "--allow-lora-updates",
-    "--chat-template",
-    "--enable-lora",
     "--host",
     "--kv-events-endpoint",
     "--kv-events-replay-endpoint",
-    "--lora-modules",
     "--master-addr",
     "--master-port",
-    "--max-cpu-loras",
-    "--max-lora-rank",
-    "--max-loras",
     "--node-rank",
     "--port",
 }
@@ -87,7 +81,9 @@ def test_every_field_is_there(option: str, revision: str) -> None:
 def test_every_setting_of_the_engine_is_behind_an_option() -> None:
     engine = spec_schema()["properties"]["engine"]["properties"]
     fields = {
-        f"spec.engine.{name}" if name not in ("kvCache", "simulated") else f"spec.engine.{name}.{n}"
+        f"spec.engine.{name}"
+        if name not in ("kvCache", "lora", "simulated")
+        else f"spec.engine.{name}.{n}"
         for name, schema in engine.items()
         for n in schema.get("properties", [""])
     }
@@ -97,8 +93,16 @@ def test_every_setting_of_the_engine_is_behind_an_option() -> None:
 
 def test_every_option_that_a_spec_sets_is_known() -> None:
     service = make(
-        model={"uri": "hf://org/name", "tokenizer": "hf://org/other"},
+        model={
+            "uri": "hf://org/name",
+            "tokenizer": "hf://org/other",
+            "chatTemplate": {"inline": "a"},
+            "adapters": [{"name": "a", "uri": "hf://org/a"}],
+        },
         engine={
+            "lora": {"maxLoras": 1, "maxCpuLoras": 2, "maxRank": 1},
+            "maxBody": "1Mi",
+            "logLevel": "debug",
             "tensorParallelSize": 2,
             "pipelineParallelSize": 2,
             "dataParallelSize": 2,
@@ -126,7 +130,9 @@ def test_every_option_that_a_spec_sets_is_known() -> None:
             "simulated": {"stepSeconds": 1, "tokenSeconds": 1, "contextTokenSeconds": 1},
         },
     )
-    arguments = agent_arguments(service, service.revisions[0], host="", port=0)
+    arguments = agent_arguments(
+        service, service.revisions[0], host="", port=0, chat_template="/template"
+    )
     options = {argument for argument in arguments if argument.startswith("--")}
     assert options - OPTIONS == {"--host", "--port"}
     assert OPTIONS - {"--device cpu", "--device cuda"} <= served_options()
