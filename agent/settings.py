@@ -30,6 +30,8 @@ class ServeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     None is no limit."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 << 20
     """Largest request body; larger ones get 413."""
+    response_store: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Most bytes of responses that are kept for clients that ask for it; None keeps none."""
     cors_origins: list[str] = []
     """Origins that browsers may call from; none by default."""
     metric_aliases: bool = True

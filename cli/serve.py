@@ -9,7 +9,13 @@ import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
 from pagelet.cli.numbers import NumbersChecked
-from pagelet.cli.serve_checks import check_lora, parse_lora_module, parse_score_tokens
+from pagelet.cli.serve_checks import (
+    check_lora,
+    check_positive,
+    check_share,
+    parse_lora_module,
+    parse_score_tokens,
+)
 from pagelet.cli.sizes import parse_bytes
 from pagelet.protocol.config import (
     CacheOptions,
@@ -60,18 +66,6 @@ def _parse_block_size(text: str) -> int:
     if text not in ("8", "16", "32", "64", "128"):
         raise typer.BadParameter(f"{text} is not one of 8, 16, 32, 64 and 128")
     return int(text)
-
-
-def _check_share(value: float | None) -> float | None:
-    if value is not None and not 0 < value <= 1:
-        raise typer.BadParameter(f"{value} is not more than 0 and at most 1; 0.9 means 90%")
-    return value
-
-
-def _check_positive(value: float | None) -> float | None:
-    if value is not None and value <= 0:
-        raise typer.BadParameter(f"{value} is not more than 0")
-    return value
 
 
 def _check_keys(keys: list[str] | None) -> list[str] | None:
@@ -172,6 +166,15 @@ def serve(
             metavar="BYTES", parser=_parse_size, help="Largest request body, such as 16MiB."
         ),
     ] = f"{_SERVE.max_body_bytes >> 20}MiB",  # type: ignore[assignment]
+    response_store: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            parser=_parse_size,
+            help="Keep so much of the responses that clients ask to be stored, in memory and for a "
+            "day at most, such as 256MiB. [default: none is kept]",
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,7 +196,7 @@ def serve(
     step_timeout: Annotated[
         float,
         typer.Option(
-            callback=_check_positive,
+            callback=check_positive,
             help="Seconds without progress after which an engine with work is restarted.",
         ),
     ] = _SERVE.step_timeout,
@@ -335,7 +338,7 @@ def serve(
     memory_utilization: Annotated[
         float | None,
         typer.Option(
-            callback=_check_share,
+            callback=check_share,
             help="Share of the device's memory for weights, activations and KV cache together. "
             "[default: 0.9 on a GPU, 0.4 on a CPU]",
         ),
@@ -358,7 +361,7 @@ def serve(
     max_step_seconds: Annotated[
         float | None,
         typer.Option(
-            callback=_check_positive,
+            callback=check_positive,
             help="Bound of a step, and so of running streams' latency, that prefills keep to. "
             "[default: 0.1 on a CPU, none on a GPU]",
         ),
@@ -425,7 +428,7 @@ def serve(
     cpu_share: Annotated[
         float,
         typer.Option(
-            callback=_check_share,
+            callback=check_share,
             help="Share of this machine's cores and memory for each rank on a CPU, where several "
             "servers run side by side.",
         ),
@@ -581,6 +584,7 @@ def serve(
         max_queue=max_queue,
         rate_limit=rate_limit,
         max_body_bytes=max_body_bytes,
+        response_store=response_store,
         cors_origins=cors_origin or [],
         metric_aliases=metric_aliases,
         drain_timeout=drain_timeout,

@@ -1,8 +1,22 @@
-"""What `pagelet serve` checks of options for scores and adapters."""
+"""What `pagelet serve` checks of shares, and of options for scores and adapters."""
 
 import typer
 
 from pagelet.protocol.config import LoraOptions
+
+
+def check_share(value: float | None) -> float | None:
+    """A part of a whole."""
+    if value is not None and not 0 < value <= 1:
+        raise typer.BadParameter(f"{value} is not more than 0 and at most 1; 0.9 means 90%")
+    return value
+
+
+def check_positive(value: float | None) -> float | None:
+    """A time that passes."""
+    if value is not None and value <= 0:
+        raise typer.BadParameter(f"{value} is not more than 0")
+    return value
 
 
 def parse_score_tokens(text: str) -> str:

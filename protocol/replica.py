@@ -61,5 +61,8 @@ class ReplicaDescription(msgspec.Struct, kw_only=True):
     """As measured, of one rank; None until enough prompts were computed."""
     decode_step_seconds: _Measured | None = None
     """What a step of decodes alone takes, as measured; None until there were some."""
+    response_store: str | None = None
+    """What the ids of the responses that it keeps begin with, after `resp_`; None if it keeps none.
+    Another one after each start of its server."""
     draining: bool = False
     """Whether it takes no new requests and is about to end."""

@@ -22,6 +22,7 @@ from pagelet.agent.http.errors import add_error_handlers
 from pagelet.agent.http.gate import Gate
 from pagelet.agent.http.messages import route as messages
 from pagelet.agent.http.responses import route as responses
+from pagelet.agent.http.responses import stored
 from pagelet.agent.http.server import Server
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
@@ -64,7 +65,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
     for module in (
-        *(chat, completions, responses, messages, embeddings, scores),
+        *(chat, completions, responses, stored, messages, embeddings, scores),
         *(tokens, operations, render, replica, adapters),
     ):
         app.include_router(module.router)
@@ -74,7 +75,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", *rate_limit_names("requests")],
         )

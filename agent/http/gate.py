@@ -21,7 +21,7 @@ from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.outputs import EngineDead
 from pagelet.process.disconnect import ClientGone
 from pagelet.protocol.openai.common import Usage
-from pagelet.protocol.openai.errors import ApiError, retry_after
+from pagelet.protocol.openai.errors import RESPONSES, ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
 from pagelet.protocol.trace_context import TraceContext
 
@@ -154,7 +154,9 @@ class Gate:
                     reason="auth",
                 )
             context.client = client
-        if server.draining and scope["path"] not in DRAIN_PATHS:
+        # What is kept here is nowhere else.
+        kept = scope["path"].startswith(f"{RESPONSES}/")
+        if server.draining and scope["path"] not in DRAIN_PATHS and not kept:
             raise ApiError(
                 503,
                 "The server is shutting down; send the request to another replica.",

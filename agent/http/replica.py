@@ -74,6 +74,7 @@ async def _describe(server: Server) -> ReplicaDescription:
         tokenizer=bundle.digest,
         prefill_tokens_per_second=_mean(each.prefill_tokens_per_second for each in stats),
         decode_step_seconds=_mean(each.decode_step_seconds for each in stats),
+        response_store=None if server.responses is None else server.responses.mark,
         draining=server.draining,
     )
 

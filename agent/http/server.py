@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from pagelet.agent.auth import ApiKeys
 from pagelet.agent.http.message_plan import MessageForms
+from pagelet.agent.http.responses.store import ResponseStore
 from pagelet.agent.limits import Admission, RateLimiter
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
@@ -31,6 +32,8 @@ class Server:
         self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))
         self.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
         self.admission = Admission(settings.max_queue)
+        store = settings.response_store
+        self.responses = None if store is None else ResponseStore(store)
         self.spans = open_sink(SERVICE_NAME, settings.otlp_traces_endpoint)
         self.draining = False
         self.open_requests = 0

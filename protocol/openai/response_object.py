@@ -8,6 +8,7 @@ from pagelet.protocol.openai.chat import TokenLogprob
 from pagelet.protocol.openai.fields import ResponseBody
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(ResponseBody):
@@ -103,8 +104,8 @@ class ResponseObject(ResponseBody):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: bool = False
+    status: ResponseStatus
+    background: bool
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -114,12 +115,12 @@ class ResponseObject(ResponseBody):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
     safety_identifier: str | None
     prompt_cache_key: str | None
     service_tier: Literal["default"] = "default"
-    store: bool = False
+    store: bool
     temperature: float | None
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]

@@ -21,7 +21,7 @@ from pagelet.protocol.openai.response_input import InputItems
 from pagelet.protocol.openai.routing import RouterHints
 from pagelet.protocol.openai.tools import Name, choice_kind
 
-NOT_STORED = "answers are not stored: send the whole conversation in 'input'"
+_NO_CONVERSATIONS = "give 'previous_response_id', or the whole conversation in 'input'"
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
     LOGPROBS,
@@ -164,10 +164,13 @@ class ResponseRequest(RequestBody):
     max_tool_calls: Annotated[Integer, Field(ge=1)] | None = None
     """Of calls of built-in tools, which are not here."""
 
-    store: Annotated[Any, unsupported(False, remedy=NOT_STORED)] = None
-    previous_response_id: Annotated[Any, unsupported(remedy=NOT_STORED)] = None
-    conversation: Annotated[Any, unsupported(remedy=NOT_STORED)] = None
-    background: Annotated[Any, unsupported(False)] = None
+    store: bool | None = None
+    """Keeps the response, on a server that keeps any."""
+    previous_response_id: str | None = None
+    """A response that was kept: `input` goes on from it."""
+    background: bool | None = None
+    """Answers at once, with a response that is still to come. It is kept."""
+    conversation: Annotated[Any, unsupported(remedy=_NO_CONVERSATIONS)] = None
     background_options: Annotated[Any, unsupported()] = None
     context_management: Annotated[Any, unsupported([])] = None
     moderation: Annotated[Any, unsupported()] = None
@@ -181,6 +184,10 @@ class ResponseRequest(RequestBody):
             if wanted not in _INCLUDABLE:
                 listed = ", ".join(map(repr, _INCLUDABLE))
                 raise invalid("include", f"has {wanted[:64]!r}; it may have {listed}")
+        if self.background and self.store is False:
+            raise invalid("background", "needs a response that is stored: leave 'store' out")
+        if self.background and self.stream:
+            raise invalid("background", "cannot go with 'stream': true here")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed when 'stream' is true")
         if self.pagelet is not None:

@@ -10,7 +10,10 @@ from typing import Annotated
 from pydantic import Field
 
 from pagelet.protocol.openai.fields import Integer, RequestBody, TokenId, invalid
+from pagelet.protocol.openai.response_input import InputItems
 
+TENANT_HEADER = "x-pagelet-tenant"
+"""Whose stored responses a request may see, of all those that one API key of a router's stores."""
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
@@ -34,6 +37,8 @@ class Resume(RequestBody):
     """As in the events that were passed on; messages do not tell it."""
     events: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """How many were passed on, where they are numbered: in responses."""
+    response_id: str | None = None
+    """Of a response, as in the events that were passed on."""
     answers: Annotated[list[ResumedAnswer], Field(min_length=1)]
     """One a choice index: (number of the prompt) * n + (which of the n)."""
 
@@ -51,6 +56,8 @@ class RouterHints(RequestBody):
     """KV blocks that lie wholly within so many first tokens are shared whatever the salt."""
     journal: bool = False
     """Whether a stream tells, in comment lines, which tokens its events have shown."""
+    conversation: InputItems | None = None
+    """What `previous_response_id` stands for, wherever it is stored."""
     resume: Resume | None = None
     """Go on with a stream from here; only with `stream`."""
 

@@ -103,6 +103,7 @@ def test_each_engine_option_arrives(
         (["--host", "0.0.0.0", "--port", "0"], {"host": "0.0.0.0", "port": 0}),
         (["--api-key", "one", "--api-key", "two"], {"api_keys": ["one", "two"]}),
         (["--max-queue", "7"], {"max_queue": 7}),
+        (["--response-store", "1MiB"], {"response_store": 1 << 20}),
         (["--rate-limit", "60"], {"rate_limit": 60}),
         (["--max-body-bytes", "1MiB"], {"max_body_bytes": 1 << 20}),
         (["--cors-origin", "https://a.example"], {"cors_origins": ["https://a.example"]}),

@@ -28,12 +28,15 @@ class ResponseEvents:
         reader: ItemReader,
         usage: Callable[[], Usage],
         num_before: int = 0,
+        keep: Callable[[ResponseObject], None] | None = None,
     ) -> None:
-        """`num_before` events were passed on by another replica."""
+        """`num_before` events were passed on by another replica. `keep` is called with the response
+        as it ended."""
         self._writer = writer
         self._reader = reader
         self._usage = usage
         self._number = num_before
+        self._keep = keep
 
     def encode(self, number: int, output: RequestOutput) -> bytes:
         """See `Chunks`."""
@@ -45,11 +48,16 @@ class ResponseEvents:
     def end(self) -> bytes:
         """See `Chunks`."""
         whole = self._writer.whole(self._usage())
-        return self._response(f"response.{whole.status}", whole)
+        return self._last(f"response.{whole.status}", whole)
 
     def fail(self, error: ApiError) -> bytes:
         """The event that ends a stream which cannot go on."""
-        return self._response("response.failed", self._writer.failed(error))
+        return self._last("response.failed", self._writer.failed(error))
+
+    def _last(self, name: str, response: ResponseObject) -> bytes:
+        if self._keep is not None:
+            self._keep(response)
+        return self._response(name, response)
 
     def _step(self, step: Step) -> bytes:
         match step:

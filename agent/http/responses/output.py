@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pagelet.agent.http.items import Item, ItemReader
 from pagelet.agent.http.logprobs import chat_logprobs
@@ -21,6 +21,7 @@ from pagelet.protocol.openai.response_object import (
     ReasoningText,
     ResponseError,
     ResponseObject,
+    ResponseStatus,
     ResponseUsage,
 )
 from pagelet.protocol.openai.responses import AllowedFunctions, NamedFunction, ResponseRequest
@@ -37,12 +38,15 @@ class ResponseWriter:
         response_id: str,
         reader: ItemReader,
         created: int,
+        *,
+        stored: bool = False,
     ) -> None:
-        """`created` is when it began, in seconds since 1970."""
+        """`created` is when it began, in seconds since 1970; `stored` if it will be kept."""
         self._body = body
         self._id = response_id
         self._reader = reader
         self._created = created
+        self._stored = stored
 
     def item_id(self, item: Item) -> str:
         """Of an item of this response."""
@@ -89,6 +93,10 @@ class ResponseWriter:
         )
         return response
 
+    def cancelled(self) -> ResponseObject:
+        """The response as it was when nobody wanted it any more."""
+        return self._response("cancelled", self._items(cut=True))
+
     def whole(self, usage: Usage) -> ResponseObject:
         """The response once its answer has ended."""
         cut = self._reader.cut
@@ -119,7 +127,7 @@ class ResponseWriter:
 
     def _response(
         self,
-        status: Literal["in_progress", "completed", "incomplete", "failed"],
+        status: ResponseStatus,
         output: list[OutputItem],
     ) -> ResponseObject:
         body = self._body
@@ -127,6 +135,9 @@ class ResponseWriter:
             id=self._id,
             created_at=self._created,
             status=status,
+            background=bool(body.background),
+            previous_response_id=body.previous_response_id,
+            store=self._stored,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,

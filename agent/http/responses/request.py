@@ -1,5 +1,6 @@
 """From a request for a response to the chat request that asks the same."""
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from pydantic import ValidationError
@@ -47,13 +48,16 @@ _SAME_NAME: Final = (
 )
 
 
-def chat_request(body: ResponseRequest) -> ChatCompletionRequest:
-    """Raises `InvalidRequest` for what chat requests cannot say."""
+def chat_request(body: ResponseRequest, before: Sequence[InputItem]) -> ChatCompletionRequest:
+    """`before` is what the input goes on from.
+
+    Raises `InvalidRequest` for what chat requests cannot say.
+    """
     asked = body.text.format if body.text is not None else None
     try:
         return ChatCompletionRequest(
             **{name: getattr(body, name) for name in _SAME_NAME},
-            messages=_messages(body),
+            messages=_messages(body, before),
             max_completion_tokens=body.max_output_tokens,
             logprobs=body.wants_logprobs or None,
             top_logprobs=body.top_logprobs if body.wants_logprobs else None,
@@ -99,11 +103,11 @@ def _format(asked: TextFormat) -> ResponseFormat:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-def _messages(body: ResponseRequest) -> list[Message]:
+def _messages(body: ResponseRequest, before: Sequence[InputItem]) -> list[Message]:
     messages = []
     if body.instructions is not None:
         messages.append(Message(role="system", content=_content_of_text(body.instructions)))
-    for item in body.input:
+    for item in (*before, *body.input):
         _append(messages, item)
     return messages
 

@@ -53,6 +53,7 @@ def test_every_engine_field_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) 
             "asyncScheduling": False,
             "stepTimeoutSeconds": 11.5,
             "maxQueue": 5,
+            "responseStore": "64Mi",
             "speculation": {"method": "ngram", "numSpeculativeTokens": 3, "promptLookupMax": 4},
             "runner": "simulated",
             "simulated": {
@@ -117,6 +118,7 @@ def test_every_engine_field_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) 
     }
     assert options == msgspec.convert(expected, EngineOptions)
     assert (settings.host, settings.port, settings.max_queue) == ("::", 1234, 5)
+    assert settings.response_store == 64 << 20
     assert (settings.drain_timeout, settings.step_timeout) == (30, 11.5)
     assert (settings.log_format, settings.tool_call_parser) == ("json", "hermes")
 

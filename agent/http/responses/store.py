@@ -1,0 +1,128 @@
+"""Responses that clients asked to keep: in memory, bounded, each for its owner alone."""
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from pagelet.protocol.openai.response_object import ResponseObject
+
+MOST_SECONDS: Final = 24 * 3600.0
+"""How long a response is kept at most."""
+_OVERHEAD: Final = 1024
+"""Bytes that a response takes beside its JSON, about."""
+Owner = tuple[str, str]
+"""An API key, as `RequestContext.client` calls it, and the tenant that a router names."""
+
+
+@dataclasses.dataclass(slots=True)
+class StoredResponse:
+    """`body` is its JSON, and `items` that of its input, what came before included."""
+
+    body: bytes
+    items: bytes
+    stored: float
+    background: bool = False
+    job: asyncio.Task[None] | None = None
+    """What still works on it, in the background."""
+
+    @property
+    def size(self) -> int:
+        """In bytes, about."""
+        return len(self.body) + len(self.items) + _OVERHEAD
+
+    def conversation(self) -> list[Any]:
+        """The items that a next request goes on from."""
+        output: list[Any] = msgspec.json.decode(self.body)["output"]
+        return [*msgspec.json.decode(self.items), *output]
+
+
+class ResponseStore:
+    """Room is taken from the owner who has most: the oldest of its responses goes. Owned by one
+    event loop."""
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.mark = secrets.token_hex(6)
+        """In the ids of all that is kept here: tells a router whom to ask."""
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._responses: dict[Owner, OrderedDict[str, StoredResponse]] = {}
+        self._sizes: dict[Owner, int] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    def new_id(self, request_id: str) -> str:
+        """For the response to a request."""
+        return f"resp_{self.mark}_{request_id}"
+
+    def keep(
+        self, owner: Owner, response: ResponseObject, items: list[Any], *, background: bool = False
+    ) -> StoredResponse:
+        """Keeps it, as long as there is room for it."""
+        stored = StoredResponse(
+            response.model_dump_json().encode(),
+            msgspec.json.encode(items),
+            self._clock(),
+            background,
+        )
+        self.delete(owner, response.id)
+        self._responses.setdefault(owner, OrderedDict())[response.id] = stored
+        self._sizes[owner] = self._sizes.get(owner, 0) + stored.size
+        self._make_room()
+        return stored
+
+    def finish(self, owner: Owner, response: ResponseObject) -> None:
+        """What came of a response that was begun in the background, if it is still kept."""
+        stored = self._get(owner, response.id)
+        if stored is None:
+            return
+        before = stored.size
+        stored.body = response.model_dump_json().encode()
+        self._sizes[owner] += stored.size - before
+        self._make_room()
+
+    async def run(self, stored: StoredResponse, work: Coroutine[Any, Any, None]) -> None:
+        """Lets `work` run in the background of a response; returns once it has begun, as what is
+        cancelled before never comes to its own clean-up."""
+        stored.job = asyncio.create_task(work)
+        self._jobs.add(stored.job)
+        stored.job.add_done_callback(self._jobs.discard)
+        await asyncio.sleep(0)
+
+    def find(self, owner: Owner, response_id: str) -> StoredResponse | None:
+        """One of the owner's own."""
+        self._make_room()
+        return self._get(owner, response_id)
+
+    def delete(self, owner: Owner, response_id: str) -> bool:
+        """Whether there was such a response; what still works on it ends."""
+        stored = self._get(owner, response_id)
+        if stored is None:
+            return False
+        if stored.job is not None:
+            stored.job.cancel()
+        self._drop(owner, response_id)
+        return True
+
+    def _get(self, owner: Owner, response_id: str) -> StoredResponse | None:
+        responses = self._responses.get(owner)
+        return None if responses is None else responses.get(response_id)
+
+    def _make_room(self) -> None:
+        oldest = self._clock() - MOST_SECONDS
+        for owner, responses in list(self._responses.items()):
+            for response_id in [key for key, each in responses.items() if each.stored < oldest]:
+                self._drop(owner, response_id)
+        while sum(self._sizes.values()) > self._max_bytes:
+            owner = max(self._sizes, key=self._sizes.__getitem__)
+            self._drop(owner, next(iter(self._responses[owner])))
+
+    def _drop(self, owner: Owner, response_id: str) -> None:
+        responses = self._responses[owner]
+        self._sizes[owner] -= responses.pop(response_id).size
+        if not responses:
+            del self._responses[owner], self._sizes[owner]
