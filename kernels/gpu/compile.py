@@ -160,12 +160,15 @@ def table(reports: Iterable[Report]) -> str:
         f"| --- | --- |{' --- |' * len(ARCHITECTURES)}",
     ]
     for (kernel, example), by_architecture in cells.items():
-        row = [_cell(by_architecture[name]) for name in ARCHITECTURES]
+        # Some launch a kernel on large GPUs alone.
+        row = [_cell(by_architecture.get(name)) for name in ARCHITECTURES]
         lines.append(f"| `{kernel}` | {example} | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(report: Report) -> str:
+def _cell(report: Report | None) -> str:
+    if report is None:
+        return "-"
     shared = f"{report.shared / 1024:.3g}K" if report.shared else "0"
     return f"{report.registers} / {shared}" + (f" {report.matrix}" if report.matrix else "")
 

@@ -15,12 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
+from pagelet.kernels.gpu import invariance
 from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
 from pagelet.kernels.gpu.tile import Tile, choose_by_rows
 from pagelet.kernels.linear.grouped import BLOCK, GroupedForm, GroupedWeight
+from pagelet.kernels.precision import accumulation_dtype
 
 
 @triton.jit
@@ -32,6 +34,8 @@ def grouped_product(
     scales,  # [groups, SCALE_STRIDE]
     minima,  # [groups, SCALE_STRIDE], or None
     columns,  # [1, BLOCK_N] of the scales
+    begin,  # of the inputs, a multiple of BLOCK_K
+    end,
     SCALE_STRIDE: tl.constexpr,
     K: tl.constexpr,
     ROW_BYTES: tl.constexpr,
@@ -44,8 +48,8 @@ def grouped_product(
     UPCAST: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
 ):
-    """Rows of activations times columns of a weight as `GroupedWeight` holds it: [BLOCK_M,
-    BLOCK_N]."""
+    """Rows of activations times columns of a weight as `GroupedWeight` holds it, over the inputs
+    [begin, end): [BLOCK_M, BLOCK_N]."""
     # Of int4 one load of bytes has the inputs of two products.
     PARTS: tl.constexpr = 2 if KIND == "int4" else 1
     INNER: tl.constexpr = BLOCK_K // PARTS
@@ -56,7 +60,7 @@ def grouped_product(
     sums = tl.zeros((BLOCK_M, 1), ACCUMULATOR)  # of a row's activations, if one group has them all
     DTYPE: tl.constexpr = ACCUMULATOR if UPCAST else x_at.dtype.element_ty
     ONE_GROUP: tl.constexpr = GROUP >= K
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
         loaded = tl.load(
             values_at + start // PARTS,
             mask=in_columns & (inner < ROW_BYTES - start // PARTS)[:, None],
@@ -100,11 +104,12 @@ def grouped_linear_kernel(
     scales,  # [groups, N]
     minima,  # [groups, N], or None
     bias,  # [N], or None
-    out,  # [num_tokens, N]
+    out,  # [splits, num_tokens, N], of which each split writes its own
     num_tokens,
     x_stride,
     N: tl.constexpr,
     K: tl.constexpr,
+    SPLIT: tl.constexpr,  # inputs of a split, a multiple of BLOCK_K; K if there is one
     ROW_BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -119,6 +124,12 @@ def grouped_linear_kernel(
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     in_columns = columns < N
     in_rows = rows < num_tokens
+    begin = 0
+    end = K
+    if SPLIT < K:
+        begin = tl.program_id(2) * SPLIT
+        end = tl.minimum(begin + SPLIT, K)
+        out += tl.program_id(2).to(tl.int64) * num_tokens * N
     total = grouped_product(
         x + rows.to(tl.int64) * x_stride,
         in_rows,
@@ -127,6 +138,8 @@ def grouped_linear_kernel(
         scales,
         minima,
         columns,
+        begin,
+        end,
         N,
         K,
         ROW_BYTES,
@@ -143,6 +156,30 @@ def grouped_linear_kernel(
         total += tl.load(bias + columns, mask=in_columns, other=0).to(ACCUMULATOR)
     out_at = out + rows.to(tl.int64) * N + columns
     tl.store(out_at, total.to(out.dtype.element_ty), mask=in_rows & in_columns)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def sum_splits_kernel(
+    partial,  # [SPLITS, num_tokens, N]
+    bias,  # [N], or None
+    out,  # [num_tokens, N]
+    num_tokens,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Adds up what the splits have found, in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < N
+    at = partial + row * N + columns
+    total = tl.load(at, mask=inside, other=0)
+    for _ in tl.static_range(1, SPLITS):
+        at += tl.cast(num_tokens, tl.int64) * N
+        total += tl.load(at, mask=inside, other=0)
+    if bias is not None:
+        total += tl.load(bias + columns, mask=inside, other=0).to(total.dtype)
+    tl.store(out + row * N + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -231,20 +268,28 @@ def grouped_linear(
     assert values.is_contiguous()
     assert weight.scales.is_contiguous()
     assert weight.minima is None or weight.minima.is_contiguous()
-    tile = choose_tile(architecture(x.device), num_tokens, weight, x.dtype.itemsize)
+    target = architecture(x.device)
+    tile = choose_tile(target, num_tokens, weight, x.dtype.itemsize)
+    split = choose_split(target, num_tokens, weight, tile)
+    splits = triton.cdiv(in_size, split)
+    sums = out
+    if splits > 1:
+        wide = accumulation_dtype(x.dtype)
+        sums = torch.empty(splits, num_tokens, out_size, dtype=wide, device=x.device)
     launch(
         grouped_linear_kernel,
-        (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows)),
+        (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows), splits),
         x,
         values.view(torch.uint8) if weight.kind == "fp8" else values,
         weight.scales,
         weight.minima,
-        bias,
-        out,
+        bias if splits == 1 else None,
+        sums,
         num_tokens,
         x.stride(0),
         N=out_size,
         K=in_size,
+        SPLIT=split,
         ROW_BYTES=values.shape[1],
         GROUP=weight.group_size,
         BLOCK_M=tile.rows,
@@ -256,6 +301,20 @@ def grouped_linear(
         ACCUMULATOR=accumulator(x.dtype),
         num_warps=tile.warps,
     )
+    if splits > 1:
+        block = min(_SUM_BLOCK, triton.next_power_of_2(out_size))
+        launch(
+            sum_splits_kernel,
+            (num_tokens, triton.cdiv(out_size, block)),
+            sums,
+            bias,
+            out,
+            num_tokens,
+            N=out_size,
+            SPLITS=splits,
+            BLOCK=block,
+            num_warps=4,
+        )
     return out
 
 
@@ -285,18 +344,48 @@ def choose_tile(target: Architecture, num_rows: float, weight: GroupedForm, item
     return dataclasses.replace(tile, inner=inner).fitted(target, stage)
 
 
+_SUM_BLOCK = 512
+_MOST_SPLITS = 16
+_PROGRAMS_OF_A_PROCESSOR = 2
+"""That keep enough of the weights on their way to it to wait for memory alone."""
+
+
+def choose_split(target: Architecture, num_rows: int, weight: GroupedWeight, tile: Tile) -> int:
+    """The inputs that one program sums, a multiple of the tile's; all of them if there is one
+    split. Where one tile has all rows, as in a decode, there are as many splits as fill the GPU
+    twice over, each with enough tiles to have all stages on their way. It depends on the number of
+    rows by the tile alone, so that no step compiles anew; where bits must not depend on it at all,
+    there is one."""
+    if invariance.BATCH_INVARIANT or num_rows > tile.rows:
+        return weight.in_size
+    tiles = triton.cdiv(weight.in_size, tile.inner)
+    programs = triton.cdiv(weight.shape[0], tile.columns)
+    wanted = min(
+        triton.cdiv(_PROGRAMS_OF_A_PROCESSOR * target.processors, programs),
+        tiles // tile.stages,
+        _MOST_SPLITS,
+    )
+    return weight.in_size if wanted < 2 else triton.cdiv(tiles, wanted) * tile.inner
+
+
 def examples() -> Iterator[Example]:
     """A layer of 4096 to 14336 in each form, for a decode and for a prompt."""
     out_size, in_size, dtype = 14336, 4096, torch.bfloat16
     dense = fake(64, in_size, dtype=dtype), fake(out_size, in_size, dtype=dtype)
     yield Example("dense, bf16", partial(linear, *dense))
 
-    def weight(kind: str, group: int, minima: bool) -> GroupedWeight:
+    def weight(kind: str, group: int, minima: bool, out_size: int = out_size) -> GroupedWeight:
         stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]
         values = fake(out_size, in_size // 2 if kind == "int4" else in_size, dtype=stored)
         scales = fake(in_size // group, out_size, dtype=torch.float32)
         lowest = scales if minima else None
         return GroupedWeight(kind, values, scales, lowest, group, in_size)  # type: ignore[arg-type]
+
+    few = weight("int4", 128, True, out_size=in_size)
+    yield Example(
+        f"int4, {in_size} outputs, 16 tokens, {NAMES[dtype]}",
+        partial(grouped_linear, fake(16, in_size, dtype=dtype), few),
+    )
 
     for kind, group, minima in (
         ("int4", 128, True),

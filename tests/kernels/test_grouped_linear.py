@@ -7,11 +7,15 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pagelet.kernels.gpu import invariance
+from pagelet.kernels.gpu.architectures import ARCHITECTURES, Architecture
 from pagelet.kernels.linear import grouped_linear, linear
+from pagelet.kernels.linear import triton as linear_triton
+from pagelet.kernels.linear.grouped import GroupedWeight, Kind
 from support.quantized_weights import random_weight
 from support.tolerance import TOLERANCE
 
-KINDS = ["int4", "int8", "fp8"]
+KINDS: list[Kind] = ["int4", "int8", "fp8"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -54,6 +58,72 @@ def test_triton_equals_the_reference(
     # Sums of some hundred products round by their size, not by that of the result.
     scale = in_size**0.5 * 4
     torch.testing.assert_close(actual / scale, expected / scale, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [32, 128, None])
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    num_tokens=st.sampled_from([1, 16, 33]),
+    out_size=st.integers(1, 70),
+    in_size=st.integers(1000, 1700),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=3)
+def test_inputs_that_are_split_among_programs(
+    kind: str,
+    group: int | None,
+    dtype: torch.dtype,
+    num_tokens: int,
+    out_size: int,
+    in_size: int,
+    bias: bool,
+    seed: int,
+) -> None:
+    weight = random_weight(kind, out_size, in_size, group, seed, minima=True)
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, in_size, generator=random).to(dtype)
+    of_outputs = torch.randn(out_size, generator=random).to(dtype) if bias else None
+    kernels = []
+    launch = linear_triton.launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            linear_triton,
+            "launch",
+            lambda kernel, *a, **k: (kernels.append(kernel), launch(kernel, *a, **k)),
+        )
+        actual = linear_triton.grouped_linear(x, weight, of_outputs)
+    assert kernels == [linear_triton.grouped_linear_kernel, linear_triton.sum_splits_kernel]
+    expected = grouped_linear.implementations["reference"](x, weight, of_outputs)
+    scale = in_size**0.5 * 4
+    torch.testing.assert_close(actual / scale, expected / scale, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("target", ARCHITECTURES.values(), ids=list(ARCHITECTURES))
+def test_a_decode_fills_the_gpu_and_a_prompt_is_not_split(
+    target: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def programs(kind: Kind, out_size: int, in_size: int, rows: int) -> tuple[int, int]:
+        """Of one product, and the splits among them."""
+        nothing = torch.empty(out_size, 0)
+        weight = GroupedWeight(kind, nothing, nothing, None, 128, in_size)
+        tile = linear_triton.choose_tile(target, rows, weight, 2)
+        split = linear_triton.choose_split(target, rows, weight, tile)
+        assert split == in_size or split % tile.inner == 0
+        splits = -(-in_size // split)
+        assert splits == 1 or split >= tile.stages * tile.inner
+        return -(-out_size // tile.columns) * -(-rows // tile.rows) * splits, splits
+
+    for kind in KINDS:
+        for out_size, in_size in ((4096, 14336), (6144, 4096), (28672, 4096), (2048, 8192)):
+            decodes = {programs(kind, out_size, in_size, rows) for rows in range(1, 17)}
+            assert len(decodes) == 1, "would compile a kernel for a number of rows"
+            assert decodes.pop()[0] >= min(target.processors, 256)
+            assert programs(kind, out_size, in_size, 4096)[1] == 1
+    monkeypatch.setattr(invariance, "BATCH_INVARIANT", True)
+    for rows in (1, 40, 4096):
+        assert programs("int4", 2048, 8192, rows)[1] == 1
 
 
 @pytest.mark.parametrize("group", [32, None])
