@@ -6,36 +6,53 @@ layer's own product the site adds x A^T B^T to those rows. A row without an adap
 and a step without any costs a look at an empty list.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from pagelet.engine.layers.recording import Recorder
-from pagelet.kernels.lora import LowRank, add_low_rank
-from pagelet.kernels.lora.cpu import AdapterRows, AdapterTable, PackedLowRank, record_low_rank
+from pagelet.kernels.lora import AdapterRows, AdapterTable, add_adapters
+from pagelet.kernels.lora.adapters import BLOCK_ROWS, Matrices
+from pagelet.kernels.lora.cpu import record_low_rank
 
 
 class LoraBatch:
     """The adapters of the step at hand, shared by all layers of a model."""
 
-    def __init__(self, num_slots: int) -> None:
-        """`num_slots` bounds how many adapters are loaded at once."""
+    def __init__(
+        self, num_slots: int, max_rank: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """`num_slots` bounds how many adapters are loaded at once, `max_tokens` a step."""
         self.num_slots = num_slots
-        self.groups: list[tuple[int, torch.Tensor]] = []
-        self._recorded: AdapterRows | None = None
+        self.max_rank = max_rank
+        self.device = device
+        self.rows = AdapterRows(max_tokens, device)
+        self.is_captured = False
+        self.is_rehearsed = False
+        """Whether layers are to run all kernels, though no adapter may be there."""
 
-    def begin(self, groups: list[tuple[int, torch.Tensor]]) -> None:
-        """Of a step: slots, each with the indices of its tokens in the batch [num_rows]."""
-        self.groups = groups
-        if self._recorded is not None:
-            self._recorded.set(groups)
+    @property
+    def in_use(self) -> bool:
+        """Whether the step at hand has any."""
+        return bool(self.rows.groups)
 
-    def recorded(self, max_tokens: int) -> AdapterRows:
-        """The groups as recorded programs read them."""
-        if self._recorded is None:
-            self._recorded = AdapterRows(max_tokens)
-        return self._recorded
+    def begin(self, groups: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Of a step: slots, each with the indices of its tokens in the batch [num_rows], on the
+        host."""
+        self.rows.set(groups)
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """What layers do meanwhile will do for the adapters of any step of as many tokens, when it
+        is replayed from a CUDA graph."""
+        self.is_captured = self.is_rehearsed = True
+        try:
+            yield
+        finally:
+            self.is_captured = self.is_rehearsed = False
+            self.rows.set([])
 
 
 class LoraSite:
@@ -43,49 +60,36 @@ class LoraSite:
 
     def __init__(self, batch: LoraBatch, part_sizes: Sequence[int]) -> None:
         self._batch = batch
-        self._part_sizes = list(part_sizes)
-        self._held: dict[int, Sequence[LowRank | None]] = {}
-        self._packed: dict[int, Sequence[PackedLowRank | None]] = {}
-        self._table: AdapterTable | None = None
-        """Of `_packed`, for the recorded layer."""
+        self._table = AdapterTable(batch.num_slots, part_sizes, batch.max_rank, batch.device)
 
     @property
     def num_parts(self) -> int:
         """Projections of the layer."""
-        return len(self._part_sizes)
+        return len(self._table.sizes)
 
-    def hold(self, slot: int, parts: Sequence[LowRank | None]) -> None:
-        """Takes in what the adapter of a slot adds to each projection."""
-        self._held[slot] = parts
-
-    def hold_packed(self, slot: int, parts: Sequence[PackedLowRank | None]) -> None:
-        """As `hold`, where the layer is recorded."""
-        assert self._table is not None
+    def hold(self, slot: int, parts: Sequence[Matrices | None]) -> None:
+        """Takes in what the adapter of a slot adds to each projection: where the layer is recorded,
+        packed."""
         self._table.put(slot, parts)
-        self._packed[slot] = parts
 
     def drop(self, slot: int) -> None:
         """Lets go of a slot's adapter."""
-        self._held.pop(slot, None)
-        if self._table is not None:
-            self._table.put(slot, [None] * self.num_parts)
-            self._packed.pop(slot, None)
+        self._table.drop(slot)
 
     def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Adds to the layer's outputs [num_tokens, out_size] what the adapters make of its inputs
         x [num_tokens, in_size], in place."""
-        groups = [
-            (rows, self._held[slot]) for slot, rows in self._batch.groups if slot in self._held
-        ]
-        if groups:
-            add_low_rank(out, x, self._part_sizes, groups)
+        rows = self._batch.rows
+        if self._batch.is_captured:
+            # Each adapter's last block may be nearly empty, but no block is without a row.
+            rows.block_rows = BLOCK_ROWS
+            rows.launched_blocks = min(len(x), len(x) // BLOCK_ROWS + self._batch.num_slots)
+        if self._batch.is_rehearsed or any(any(self._table.held(slot)) for slot, _ in rows.groups):
+            add_adapters(out, x, self._table, rows)
 
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
         """Appends `add` on these buffers, of the adapters that are held packed."""
-        if self._table is None:
-            self._table = AdapterTable(self._batch.num_slots, self._part_sizes)
-        rows = self._batch.recorded(recorder.max_tokens)
-        record_low_rank(recorder.program, x, out, self._table, rows)
+        record_low_rank(recorder.program, x, out, self._table, self._batch.rows)
 
 
 @dataclasses.dataclass(frozen=True)

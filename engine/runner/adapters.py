@@ -1,9 +1,9 @@
 """The adapters that a runner holds, and which rows of a step have which."""
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import safetensors
@@ -11,16 +11,14 @@ import torch
 
 from pagelet.engine.layers.lora import LoraBatch, LoraSite, LoraSlot
 from pagelet.engine.models.causal_lm import CausalLM
-from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.inputs import StepInputs
 from pagelet.engine.runner.state import RequestRows
 from pagelet.engine.weights.adapter_config import check_unchanged, read_scaling, tensor_place
 from pagelet.kernels.lora import LowRank
+from pagelet.kernels.lora.adapters import Matrices
 from pagelet.kernels.lora.cpu import pack_low_rank
 from pagelet.protocol.errors import ModelSourceError
 from pagelet.protocol.lora import ADAPTER_WEIGHTS, LoraAdapter
-
-T = TypeVar("T")
 
 
 class Adapters:
@@ -48,18 +46,33 @@ class Adapters:
     @property
     def in_use(self) -> bool:
         """Whether the step at hand has any."""
-        return bool(self._batch.groups)
+        return self._batch.in_use
+
+    @contextlib.contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """Steps meanwhile take the memory, and compile the kernels, of ones whose tokens all have
+        an adapter. There must be none yet, and none is added."""
+        assert not self._slots
+        self._batch.is_rehearsed = True
+        try:
+            yield
+        finally:
+            self._batch.is_rehearsed = False
+            self._batch.begin([])
 
     def begin(self, inputs: StepInputs, rows: RequestRows) -> dict[int, str]:
         """Tells the layers which adapters a step has. Returns why requests cannot go on, by index
         in the batch: their adapters' files are gone or others by now."""
+        if self._batch.is_rehearsed:
+            self._batch.begin([(0, torch.arange(int(inputs.query_start[-1])))])
+            return {}
         of_adapter: dict[str, tuple[LoraAdapter, list[int]]] = {}
         if rows.adapters:
             for index, row in enumerate(inputs.rows.tolist()):
                 adapter = rows.adapters.get(row)
                 if adapter is not None:
                     of_adapter.setdefault(adapter.digest, (adapter, []))[1].append(index)
-        elif not self._batch.groups:
+        elif not self._batch.in_use:
             return {}
         assert len(of_adapter) <= self._batch.num_slots
         failed: dict[int, str] = {}
@@ -72,7 +85,7 @@ class Adapters:
                 continue
             starts, ends = inputs.query_start[:-1][indices], inputs.query_start[1:][indices]
             tokens = np.concatenate([np.arange(*span) for span in zip(starts, ends, strict=True)])
-            groups.append((slot, to_device(tokens, self._device)))
+            groups.append((slot, torch.from_numpy(tokens)))
         self._batch.begin(groups)
         return failed
 
@@ -92,21 +105,16 @@ class Adapters:
 
     def _hold(self, slot: int, weights: dict[str, LowRank]) -> None:
         """Gives every site its part of an adapter, of which `weights` are the modules'."""
-        if not self._is_packed:
-            for site, parts in self._by_site(weights).items():
-                site.hold(slot, parts)
-            return
-        packed = pack_low_rank(list(weights.values()), self._dtype)
-        for site, packed_parts in self._by_site(dict(zip(weights, packed, strict=True))).items():
-            site.hold_packed(slot, packed_parts)
-
-    def _by_site(self, of_modules: Mapping[str, T]) -> dict[LoraSite, list[T | None]]:
-        """What modules have, by their places."""
-        sites: dict[LoraSite, list[T | None]] = {}
+        of_modules: Mapping[str, Matrices] = weights
+        if self._is_packed:
+            packed = pack_low_rank(list(weights.values()), self._dtype)
+            of_modules = dict(zip(weights, packed, strict=True))
+        sites: dict[LoraSite, list[Matrices | None]] = {}
         for module, each in of_modules.items():
             place = self._places[module]
             sites.setdefault(place.site, [None] * place.site.num_parts)[place.part] = each
-        return sites
+        for site, parts in sites.items():
+            site.hold(slot, parts)
 
     def _read(self, adapter: LoraAdapter) -> dict[str, LowRank]:
         """This rank's share of it, by module. Raises ModelSourceError."""

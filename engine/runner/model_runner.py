@@ -1,5 +1,6 @@
 """Runs steps: state rows, forward pass, sampling."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -65,6 +66,7 @@ from pagelet.engine.step import (
     SchedulerOutput,
     TokenMasks,
 )
+from pagelet.kernels.lora.adapters import MANY_ROWS
 from pagelet.protocol.config import EngineOptions, SchedulerOptions
 
 
@@ -100,7 +102,14 @@ class ModelRunner:
         compile_kernels(self.device, stage)
         limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)
         self._options, self._max_model_len = options, max_model_len
-        lora = LoraBatch(options.lora.max_cpu_loras) if options.lora.enabled else None
+        lora: LoraBatch | None = None
+        if options.lora.enabled:
+            lora = LoraBatch(
+                options.lora.max_cpu_loras,
+                options.lora.max_rank,
+                options.scheduler.max_num_batched_tokens,
+                self.device,
+            )
         loaded = load_model(
             config,
             weights,
@@ -139,21 +148,25 @@ class ModelRunner:
         sizes = choose_capture_sizes(
             options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
         )
+        adapted_sizes = [size for size in sizes if size <= MANY_ROWS]
 
         def use_cache(num_blocks: int) -> None:
             self._kv = page.allocate(self.layout, layers, num_blocks, self.device)
-            self._eager_forward = self._forward = loaded.bind(
+            self._eager_forward = self._forward = self._adapted_forward = loaded.bind(
                 self._kv, len(self.layout.groups), options, max_model_len
             )
 
         if measurable(self.device):
             stage("measuring the largest step")
             use_cache(NUM_BLOCKS)
-            activations = self._measure_worst_step()
-            stage("compiling kernels")
-            self._warm_up()
-            if graphs is not None:
-                activations += graph_bytes(sizes, self._measure_decode(sizes[-1]))
+            with contextlib.nullcontext() if self._adapters is None else self._adapters.rehearsed():
+                activations = self._measure_worst_step()
+                stage("compiling kernels")
+                self._warm_up()
+                if graphs is not None:
+                    ladders = [sizes] if lora is None else [sizes, adapted_sizes]
+                    largest = self._measure_decode(sizes[-1])
+                    activations += graph_bytes([n for one in ladders for n in one], largest)
         else:
             activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
@@ -167,8 +180,9 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
         use_cache(self.num_blocks)
-        if graphs is not None:
-            self._forward = GraphForward(
+
+        def captured(graphs: GraphBackend, sizes: Sequence[int]) -> GraphForward:
+            return GraphForward(
                 self._eager_forward,
                 graphs,
                 sizes,
@@ -178,6 +192,12 @@ class ModelRunner:
                 device=self.device,
                 stage=stage,
             )
+
+        if graphs is not None:
+            self._forward = captured(graphs, sizes)
+            if lora is not None and adapted_sizes:
+                with lora.captured():
+                    self._adapted_forward = captured(graphs, adapted_sizes)
         if loaded_draft is not None:
             self._draft = DraftModel(
                 loaded_draft,
@@ -279,7 +299,7 @@ class ModelRunner:
         if self._adapters is not None:
             failed = self._adapters.begin(inputs, self._rows)
             if self._adapters.in_use:
-                forward = self._eager_forward  # graphs know no adapters
+                forward = self._adapted_forward
         hidden = forward(inputs.input_ids, inputs.positions, inputs.attention)
         if not self._pp.is_last:
             nothing = PromptLogprobs([], [])

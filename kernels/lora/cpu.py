@@ -13,10 +13,9 @@ from pagelet.kernels.cpu.args import LoraArgs, OpKind
 from pagelet.kernels.cpu.memory import own_bytes
 from pagelet.kernels.cpu.program import Program, dtype_code, pointer, row_stride
 from pagelet.kernels.linear.packed import LinearFormat, PackedLinear, pack_linear
+from pagelet.kernels.lora.adapters import AdapterRows, AdapterTable
 from pagelet.kernels.lora.low_rank import LowRank
 
-_BLOCK_ROWS = 16
-"""Most rows of a block, so that a prompt of one adapter is work for several threads."""
 _FORMATS: dict[torch.dtype, LinearFormat] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -26,6 +25,16 @@ class PackedLowRank:
 
     a: PackedLinear
     b: PackedLinear
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of both."""
+        return self.a.data.data_ptr(), self.b.data.data_ptr()
+
+    @property
+    def rank(self) -> int:
+        """Outputs of `a`."""
+        return self.a.out_size
 
 
 def pack_low_rank(pairs: Sequence[LowRank], dtype: torch.dtype) -> list[PackedLowRank]:
@@ -39,47 +48,6 @@ def pack_low_rank(pairs: Sequence[LowRank], dtype: torch.dtype) -> list[PackedLo
         data = memory[end - each.data.numel() : end]
         moved.append(dataclasses.replace(each, data=data.copy_(each.data)))
     return [PackedLowRank(a, b) for a, b in zip(moved[::2], moved[1::2], strict=True)]
-
-
-class AdapterRows:
-    """Which rows of the step at hand have which adapter; shared by all layers of a model."""
-
-    def __init__(self, max_rows: int) -> None:
-        self.num_blocks = torch.zeros(1, dtype=torch.int32)
-        self.blocks = torch.zeros(max_rows, 3, dtype=torch.int32)
-        self.row_ids = torch.zeros(max_rows, dtype=torch.int64)
-
-    def set(self, groups: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Slots of the layers' tables, and the rows [num_rows] int64 of each, in no two groups."""
-        blocks: list[tuple[int, int, int]] = []
-        begin = 0
-        for slot, rows in groups:
-            end = begin + len(rows)
-            self.row_ids[begin:end] = rows
-            firsts = range(begin, end, _BLOCK_ROWS)
-            blocks += [(slot, first, min(_BLOCK_ROWS, end - first)) for first in firsts]
-            begin = end
-        self.num_blocks[0] = len(blocks)
-        if blocks:
-            self.blocks[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-
-
-class AdapterTable:
-    """The matrices of adapters on one layer's projections, side by side, by slot."""
-
-    def __init__(self, num_slots: int, part_sizes: Sequence[int]) -> None:
-        self.part_sizes = torch.tensor(part_sizes, dtype=torch.int32)
-        self.matrices = torch.zeros(num_slots, len(part_sizes), 3, dtype=torch.int64)
-        """Addresses of both, and the rank; 0 where an adapter has none."""
-
-    def put(self, slot: int, parts: Sequence[PackedLowRank | None]) -> None:
-        """Sets an adapter's matrices, which must be kept until something else is put there."""
-        for part, matrices in enumerate(parts):
-            entry = [0, 0, 0]
-            if matrices is not None:
-                a, b = matrices.a, matrices.b
-                entry = [a.data.data_ptr(), b.data.data_ptr(), a.out_size]
-            self.matrices[slot, part] = torch.tensor(entry)
 
 
 def record_low_rank(
@@ -125,13 +93,12 @@ def add_low_rank(
     groups: Sequence[tuple[torch.Tensor, Sequence[LowRank | None]]],
 ) -> None:
     """As `reference.add_low_rank`, for float32 and bfloat16."""
-    table = AdapterTable(len(groups), part_sizes)
-    kept = []
+    largest = max((p.rank for _, parts in groups for p in parts if p is not None), default=0)
+    table = AdapterTable(len(groups), part_sizes, largest, x.device)
     for slot, (_, parts) in enumerate(groups):
         packed = iter(pack_low_rank([part for part in parts if part is not None], x.dtype))
-        kept.append([None if part is None else next(packed) for part in parts])
-        table.put(slot, kept[-1])
-    adapter_rows = AdapterRows(max(1, len(x)))
+        table.put(slot, [None if part is None else next(packed) for part in parts])
+    adapter_rows = AdapterRows(max(1, len(x)), x.device)
     adapter_rows.set([(slot, rows) for slot, (rows, _) in enumerate(groups)])
     program = Program()
     record_low_rank(program, x, out, table, adapter_rows)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pagelet.kernels.lora.adapters import AdapterRows, AdapterTable
 from pagelet.kernels.lora.low_rank import LowRank
 
 
@@ -25,3 +26,15 @@ def add_low_rank(
         for columns, part in zip(of_parts, parts, strict=True):
             if part is not None:
                 columns.index_add_(0, rows, (own @ part.a.T) @ part.b.T)
+
+
+def add_adapters(
+    out: torch.Tensor, x: torch.Tensor, table: AdapterTable, rows: AdapterRows
+) -> None:
+    """As `add_low_rank`, with the adapters of a table, which holds `LowRank`s."""
+    groups = [
+        (index.to(x.device), [part if isinstance(part, LowRank) else None for part in held])
+        for slot, index in rows.groups
+        if any(held := table.held(slot))
+    ]
+    add_low_rank(out, x, table.sizes, groups)

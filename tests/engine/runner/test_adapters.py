@@ -6,11 +6,14 @@ import msgspec
 import pytest
 import torch
 
+from pagelet.engine.layers import lora as lora_module
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.weights.adapter_config import read_adapter
+from pagelet.kernels.lora import add_adapters
 from pagelet.protocol.config import LoraOptions
 from pagelet.protocol.errors import ModelSourceError
 from support.adapters import ATTENTION, MLP, save_adapter
+from support.fake_graphs import FakeGraphs
 from support.hand_scheduler import HandScheduler
 from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
 
@@ -23,12 +26,15 @@ KINDS = {
 PROMPT = [5, 17, 99, 3, 42, 8, 64, 23, 77, 1, 30, 12, 55]
 
 
-def make(model, *, capacity=3, dtype="float64", quantization="auto"):
+def make(model, *, capacity=3, dtype="float64", quantization="auto", graphs=None):
     options = tiny_options()
     options.model.dtype, options.model.quantization = dtype, quantization
     options.cache.block_size = 8 if dtype == "float64" else 16
     options.lora = LoraOptions(enabled=True, max_loras=3, max_cpu_loras=capacity)
-    runner = ModelRunner(options, tiny_config(model), model.state_dict().items(), 128)
+    options.cuda.cudagraph_capture_sizes = [1, 4]
+    runner = ModelRunner(
+        options, tiny_config(model), model.state_dict().items(), 128, graphs=graphs
+    )
     return runner, HandScheduler(runner.layout, runner.num_blocks, options.cache.block_size)
 
 
@@ -85,6 +91,51 @@ def test_one_batch_equals_merged_models_alone(kind, tmp_path):
         assert found[number] == pytest.approx(prompt_logprobs(merged), abs=1e-4)
     first = [logprobs[3] for logprobs in found]
     assert min(abs(x - y) for i, x in enumerate(first) for y in first[:i]) > 0.01
+
+
+def test_steps_with_adapters_are_replayed_from_graphs_of_their_own(tmp_path, monkeypatch):
+    """And on a GPU's kernels, in Triton's interpreter."""
+    monkeypatch.setitem(add_adapters._by_device, "cpu", add_adapters.implementations["triton"])
+    model = tiny_transformers_model("Llama")
+    adapters = three_adapters(model, tmp_path)
+    graphs = FakeGraphs()
+    runner, hand = make(model, graphs=graphs)
+    assert not runner._adapters.in_use
+    for number, (adapter, _) in enumerate(adapters):
+        hand.add(number, PROMPT, lora=adapter)
+    hand.add(3, PROMPT)
+    hand.take(runner.execute(hand.plan([0, 1, 2, 3])))
+    assert graphs.replays == []
+    for _ in range(3):
+        hand.take(runner.execute(hand.plan([2, 0, 3, 1])))
+    hand.take(runner.execute(hand.plan([1])))
+    hand.take(runner.execute(hand.plan([3])))
+    one, adapted_four, adapted_one = 1, 2, 3  # captured from the largest down, those without first
+    assert graphs.replays == [adapted_four] * 3 + [adapted_one, one]
+    for number, merged in enumerate((*(m for _, m in adapters), model)):
+        answer = hand.finish(number)
+        assert answer == greedy(merged, PROMPT, len(answer))
+        assert len(answer) in (4, 5)
+
+
+@pytest.mark.parametrize("context", ["captured", "rehearsed"])
+def test_start_up_runs_the_kernels_of_adapters(context, monkeypatch):
+    """All that a step with adapters may need, though there is none."""
+    calls = []
+    monkeypatch.setattr(
+        lora_module, "add_adapters", lambda out, x, table, rows: calls.append((len(x), rows))
+    )
+    runner, hand = make(tiny_transformers_model("Llama"))
+    batch = runner._adapters._batch
+    with batch.captured() if context == "captured" else runner._adapters.rehearsed():
+        hand.add(0, PROMPT)
+        hand.take(runner.execute(hand.plan([0])))
+        assert batch.rows.launched_blocks >= 1
+    sites = len(runner._adapters._sites)
+    assert [tokens for tokens, _ in calls] == [len(PROMPT)] * sites
+    assert not runner._adapters.in_use
+    hand.take(runner.execute(hand.plan([0])))
+    assert len(calls) == sites, "a step without adapters pays nothing"
 
 
 def test_recorded_programs_add_what_the_layers_add(tmp_path):

@@ -19,6 +19,7 @@ from pagelet.engine.runner.prompt_logprobs import prompt_logprobs
 from pagelet.engine.runner.sampler import raw_logits, sample_tokens
 from pagelet.engine.runner.state import RequestRows
 from pagelet.engine.step import NewRequestData, ScheduledRequest, SchedulerOutput
+from pagelet.kernels.lora import AdapterRows
 from pagelet.kernels.sample import batched
 from pagelet.kernels.token_mask import torch_native
 from pagelet.kernels.top_logprobs.reference import top_logprobs
@@ -116,6 +117,14 @@ def test_a_graph_of_requests_with_some_tokens_each(watch: SyncWatch) -> None:
     tokens = torch.empty(5, dtype=torch.int64, device=GPU)
     meta = AttentionMetadata(ints, ints[:2], table, tokens, 3, 9, [3, 2], [9, 4])
     assert graphed(tokens, tokens, [meta]).shape == (5, 16)
+    assert watch.waits == []
+
+
+def test_adapters_of_a_step(watch: SyncWatch) -> None:
+    rows = AdapterRows(1000, GPU)
+    watch.waits.clear()  # those of the start-up
+    rows.set([(2, torch.arange(3)), (0, torch.arange(3, 700))])
+    rows.set([])
     assert watch.waits == []
 
 

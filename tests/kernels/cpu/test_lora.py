@@ -9,39 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagelet.kernels.lora import LowRank, cpu, reference
+from support.adapted_layers import layers, make_adapters
 
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@st.composite
-def layers(draw: st.DrawFn) -> tuple[int, list[int], int, list[list[int | None]], list[int]]:
-    """Inputs, outputs of each part, rows, each adapter's ranks by part, each row's adapter."""
-    parts = draw(st.lists(st.integers(1, 600), min_size=1, max_size=3))
-    ranks = st.lists(st.none() | st.integers(1, 40), min_size=len(parts), max_size=len(parts))
-    adapters = draw(st.lists(ranks, max_size=4))
-    rows = draw(st.integers(1, 70))
-    of_rows = draw(st.lists(st.integers(-1, len(adapters) - 1), min_size=rows, max_size=rows))
-    return draw(st.integers(1, 300)), parts, rows, adapters, of_rows
-
-
-def make(
-    in_size: int, parts: list[int], adapters: list[list[int | None]], of_rows: list[int], seed: int
-) -> tuple[torch.Generator, list[tuple[torch.Tensor, list[LowRank | None]]]]:
-    generator = torch.Generator().manual_seed(seed)
-    groups = []
-    for index, ranks in enumerate(adapters):
-        pairs = [
-            None
-            if rank is None
-            else LowRank(
-                torch.randn(rank, in_size, generator=generator),
-                torch.randn(size, rank, generator=generator),
-            )
-            for rank, size in zip(ranks, parts, strict=True)
-        ]
-        rows = [row for row, of_row in enumerate(of_rows) if of_row == index]
-        groups.append((torch.tensor(rows, dtype=torch.int64), pairs))
-    return generator, groups
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,7 +19,7 @@ def make(
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equals_the_definition(tier: str, dtype: torch.dtype, layer: tuple, seed: int) -> None:
     in_size, parts, rows, adapters, of_rows = layer
-    generator, groups = make(in_size, parts, adapters, of_rows, seed)
+    generator, groups = make_adapters(in_size, parts, adapters, of_rows, seed)
     x = torch.randn(rows, in_size, generator=generator).to(dtype)
     x[[row for row, of_row in enumerate(of_rows) if of_row < 0]] = math.nan
     whole = torch.full((rows, sum(parts) + 5), math.nan, dtype=dtype)
@@ -80,7 +50,7 @@ def test_equals_the_definition(tier: str, dtype: torch.dtype, layer: tuple, seed
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_rows_bits_are_its_own(tier: str, dtype: torch.dtype, layer: tuple, seed: int) -> None:
     in_size, parts, rows, adapters, of_rows = layer
-    generator, groups = make(in_size, parts, adapters, of_rows, seed)
+    generator, groups = make_adapters(in_size, parts, adapters, of_rows, seed)
     x = torch.randn(rows, in_size, generator=generator).to(dtype)
     out = torch.randn(rows, sum(parts), generator=generator).to(dtype)
     together = out.clone()
