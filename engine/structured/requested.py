@@ -76,7 +76,8 @@ class RequestedGrammar:
                 f"{self.param} needs 1 to {MAX_CHOICES} choices, none of them empty", self.param
             )
         options = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-        return Grammar("llguidance", "lark", f"start: {options}")
+        # As one terminal, since the alternatives of a rule are tried one by one.
+        return Grammar("llguidance", "lark", f"start: CHOICE\nCHOICE: {options}")
 
     def _grammar(self) -> Grammar:
         source = _text(self.grammar, self.param)

@@ -153,6 +153,8 @@ def test_white_space_is_bounded(compiler):
     [
         ({"regex": r"\d{3}-[a-z]{2}"}, ["123-ab"], ["12-ab", "123-abc"]),
         ({"choice": ["yes", "no", 'a "b"\n']}, ["yes", "no", 'a "b"\n'], ["y", "maybe"]),
+        ({"choice": ["a", "ab", "a.c", "ß"]}, ["a", "ab", "a.c", "ß"], ["abc", "axc", "s"]),
+        ({"choice": [f"number {i}" for i in range(10_000)]}, ["number 9999"], ["number 10000"]),
         ({"grammar": 'root ::= "x" [0-9]+ ("," root)?'}, ["x1", "x12,x3"], ["x", "1"]),
         ({"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]{1,2}/'}, ["x1", "x12"], ["x", "x123"]),
         ({"json_object": True}, ["{}", '{"a": [1]}'], ["[]", "1"]),
