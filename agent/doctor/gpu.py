@@ -2,7 +2,10 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import re
+import shutil
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ def check_gpus(*, needed: int = 0) -> list[Finding]:
                 "--data-parallel-size",
             )
         )
-    return [*findings, check_nccl()]
+    return [*findings, check_triton(), check_nccl()]
 
 
 def check_driver(driver: str, cuda: tuple[int, int], build: tuple[int, int] | None) -> Finding:
@@ -117,6 +120,23 @@ def check_gpu(
             f"{int(95 * free / total) / 100:.2f} or less, or stop them"
         )
     return Finding(name=f"GPU {index}", status=status, summary=summary, facts=facts, advice=advice)
+
+
+def check_triton() -> Finding:
+    """What Triton needs when it is first used: it compiles the C module that launches kernels."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [] if compiler else ["no C compiler"]
+    missing += [] if header.is_file() else [f"no {header}"]
+    if not missing:
+        return Finding(name="Triton", status="ok", summary=f"{compiler} and Python's headers")
+    python = f"python{sysconfig.get_python_version()}"
+    return Finding(
+        name="Triton",
+        status="warn",
+        summary=f"{' and '.join(missing)}: kernels cannot be launched, unless its cache has them",
+        advice=f"install gcc and {python}-dev (apt-get install gcc libc6-dev {python}-dev)",
+    )
 
 
 def check_nccl() -> Finding:

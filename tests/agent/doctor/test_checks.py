@@ -211,6 +211,24 @@ def test_too_few_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [f.summary for f in failed] == ["1 here, 4 needed"]
 
 
+def test_what_triton_compiles_with_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/usr/bin/cc")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    finding = gpu.check_triton()
+    assert finding.status == "warn"
+    assert f"no {tmp_path / 'Python.h'}:" in finding.words
+    assert "no C compiler" not in finding.words
+    (tmp_path / "Python.h").touch()
+    assert gpu.check_triton().status == "ok"
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = gpu.check_triton()
+    assert "no C compiler:" in finding.words
+    assert "apt-get install gcc" in finding.words
+
+
 def test_torchs_build_is_read_from_its_files() -> None:
     import torch
 
