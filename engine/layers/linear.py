@@ -14,6 +14,8 @@ from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.weights.quantized_tensor import StoredTensor
 from pagelet.kernels.linear import linear
+from pagelet.kernels.linear.cpu import record_linear
+from pagelet.kernels.linear.packed import pack_linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,11 @@ class ReplicatedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight)
+
+    def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Appends the layer on x to `out`, computed with the weight as it is."""
+        packed = pack_linear(self.weight, "f32" if self.weight.dtype == torch.float32 else "bf16")
+        record_linear(recorder.program, x, packed, out)
 
     def weights(self, prefix: str) -> Weights:
         yield Weight(

@@ -87,7 +87,7 @@ class LinearWeight:
             parts = [self._parts[i] for i in range(len(self._part_sizes))]
             self._parts.clear()
             if self._packing is not None:
-                self.packed = list(_pack(parts, self._packing))
+                self.packed = list(pack(parts, self._packing))
                 return
             self.products = _join(keep(part, self._placement) for part in parts)
             first = self.products[0]
@@ -110,8 +110,8 @@ class LinearWeight:
             record_linear(program, x, packed, columns, of_columns)
 
 
-def _pack(parts: Sequence[StoredTensor], packing: Packing) -> Iterator[PackedLinear]:
-    """Neighbours of one format together."""
+def pack(parts: Sequence[StoredTensor], packing: Packing) -> Iterator[PackedLinear]:
+    """Parts along the outputs for the CPU library, neighbours of one format together."""
     for quantized, run in itertools.groupby(
         parts, lambda part: packing.keep_quantized and isinstance(part, QuantizedTensor)
     ):

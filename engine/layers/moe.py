@@ -5,11 +5,12 @@ import dataclasses
 import torch
 
 from pagelet.engine.layers.expert_weights import ExpertWeights
-from pagelet.engine.layers.linear import ReplicatedLinear
+from pagelet.engine.layers.linear import ReplicatedLinear, all_reduce_rows
 from pagelet.engine.layers.placement import Placement, Weight, Weights
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.model_config import MoEConfig
 from pagelet.kernels.moe import moe
+from pagelet.kernels.moe.cpu import PackedExpert, record_moe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +60,26 @@ class SparseMoE:
         return self.tp.all_reduce(out)
 
     def record(self, recorder: Recorder, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Appends the layer on x to `out`, computed by torch."""
-
-        def run(num_tokens: int) -> None:
-            out[:num_tokens] = self(x[:num_tokens])
-
-        recorder.call(run)
+        """Appends the layer on x to `out`."""
+        router_logits = recorder.buffer("router_logits", self.config.num_experts)
+        self.router.record(recorder, x, router_logits)
+        gate_up, down = self.gate_up.packed, self.down.packed
+        experts = [
+            PackedExpert(gate_up[expert, 0], gate_up[expert, 1], down[expert, 0])
+            for expert in range(self.num_local)
+        ]
+        record_moe(
+            recorder.program,
+            x,
+            router_logits,
+            experts,
+            out,
+            self.config.num_experts_per_token,
+            self.config.norm_topk_prob,
+            self.first_expert,
+        )
+        if self.tp.size > 1:
+            recorder.call(lambda num_tokens: all_reduce_rows(self.tp, out, num_tokens))
 
     def weights(self, prefix: str) -> Weights:
         yield from self.router.weights(f"{prefix}.gate")

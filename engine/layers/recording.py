@@ -3,7 +3,7 @@
 Every layer has, beside its call on tensors, a `record` that appends the same computation to a
 `Recorder`, over buffers that all steps reuse. A step is then one call per program: hundreds of
 operations without Python between them, what CUDA graphs are on a GPU. Where the library has no
-operation (experts, collectives) a Python function stands between two programs.
+operation (collectives) a Python function stands between two programs.
 """
 
 import dataclasses

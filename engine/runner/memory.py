@@ -93,7 +93,8 @@ def layer_bytes(config: ModelConfig, tokens: int, max_model_len: int, dtype: tor
     if config.moe is None:
         mlp = 3 * config.intermediate_size
     else:
-        expert = 3 * config.moe.intermediate_size + config.hidden_size
+        sizes = config.moe.intermediate_size, config.hidden_size
+        expert = 2 * sizes[0] + sizes[1] + max(sizes)
         mlp = max(3 * config.intermediate_size, config.moe.num_experts_per_token * expert)
     widest = 4 * config.hidden_size + 2 * attention + mlp
     gathered = max(

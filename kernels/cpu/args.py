@@ -22,6 +22,7 @@ class OpKind(IntEnum):
     TOP_LOGPROBS = 8
     TOKEN_MASK = 9
     LORA = 10
+    MOE = 11
 
 
 class LinearArgs(ctypes.Structure):
@@ -207,4 +208,25 @@ class LoraArgs(ctypes.Structure):
         ("dtype", I32),
         ("k", I32),
         ("num_parts", I32),
+    )
+
+
+class MoeArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("x", PTR),
+        ("router_logits", PTR),
+        ("matrices", PTR),
+        ("out", PTR),
+        ("x_stride", I64),
+        ("logits_stride", I64),
+        ("out_stride", I64),
+        ("dtype", I32),
+        ("hidden", I32),
+        ("intermediate", I32),
+        ("num_experts", I32),
+        ("first_expert", I32),
+        ("num_local", I32),
+        ("top_k", I32),
+        ("renormalize", I32),
     )

@@ -28,6 +28,7 @@ enum OpKind : int32_t {
   kTopLogprobs,
   kTokenMask,
   kLora,
+  kMoe,
   kNumOps
 };
 
@@ -187,6 +188,28 @@ struct LoraArgs {
   int64_t x_stride, y_stride;
   int32_t dtype;  // of x, y and the packed matrices
   int32_t k, num_parts;
+};
+
+// A matrix of an expert, packed: the panels and the code of a PackedLinear.
+struct ExpertMatrix {
+  const void* data;
+  int64_t format;
+};
+
+// Sum over each token's top_k experts of probability * down(silu(gate(x)) * up(x)).
+struct MoeArgs {
+  int64_t rows;
+  const void* x;                 // [rows, hidden]
+  const void* router_logits;     // [rows, num_experts]
+  const ExpertMatrix* matrices;  // [num_local, 3]: gate, up, down
+  void* out;                     // [rows, hidden]
+  int64_t x_stride, logits_stride, out_stride;
+  int32_t dtype;  // of x, router_logits and out
+  int32_t hidden, intermediate;
+  int32_t num_experts;
+  int32_t first_expert, num_local;  // those that are held here; others add nothing
+  int32_t top_k;
+  int32_t renormalize;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

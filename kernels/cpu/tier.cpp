@@ -20,6 +20,7 @@ void sample(const SampleArgs&, int64_t, ThreadPool&);
 void top_logprobs(const TopLogprobsArgs&, int64_t, ThreadPool&);
 void token_mask(const TokenMaskArgs&, int64_t, ThreadPool&);
 void lora(const LoraArgs&, int64_t, ThreadPool&);
+void moe(const MoeArgs&, int64_t, ThreadPool&);
 
 namespace {
 
@@ -50,6 +51,7 @@ extern const Tier tier = {
         op<TopLogprobsArgs, top_logprobs>,
         op<TokenMaskArgs, token_mask>,
         op<LoraArgs, lora>,
+        op<MoeArgs, moe>,
     },
 };
 

@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "../cpu/ops.h"
-#include "../cpu/rows.h"
-#include "../linear/cpu_formats.h"
+#include "../linear/cpu_tiles.h"
 
 namespace PAGELET_TIER {
 namespace {
@@ -41,42 +40,21 @@ struct Problem {
   }
 };
 
-// Calls use(row, sums) for rows of x times one panel of weights.
-template <class Format, int R, class Use>
-void multiply(int rows, const void* weight, int64_t panel, const uint8_t* x, int64_t x_stride,
-              int k, const Use& use) {
-  if constexpr (R > 1) {
-    if (rows < R) return multiply<Format, R - 1>(rows, weight, panel, x, x_stride, k, use);
-  }
-  f32x16 acc[R][1];
-  for (int r = 0; r < R; ++r) acc[r][0] = zero();
-  Format::template tile<R, 1>(static_cast<const uint8_t*>(weight) + panel * Format::panel_bytes(k),
-                              x, x_stride, k, acc);
-  for (int r = 0; r < R; ++r) use(r, acc[r][0]);
-}
-
 // A block's rows times the first matrix of one part.
 template <class Format>
 void shrink(const Problem& problem, const Block& block, int64_t part) {
   const LoraMatrices& matrices = problem.matrices(block, part);
   const int rank = static_cast<int>(matrices.rank);
   if (rank == 0) return;
-  const int64_t panels = ceil_div(rank, kLanes);
-  const Range rows{0, block.count};
-  const int64_t tiles = ceil_div(rows.size(), Format::kMaxRows);
-  for (int64_t i = 0; i < tiles; ++i) {
-    const Range tile = rows.part(i, tiles);
-    const int64_t place = block.first + tile.first;
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      multiply<Format, Format::kMaxRows>(
-          static_cast<int>(tile.size()), matrices.a, panel,
-          problem.prepared + place * problem.prepared_stride, problem.prepared_stride,
-          problem.args.k,
-          [&](int r, f32x16 sum) { store(problem.sums(place + r, part) + panel * kLanes, sum); });
-    }
-    for (int64_t r = 0; r < tile.size(); ++r) {
-      Format::prepare(problem.sums(place + r, part), rank, problem.product(place + r, part));
-    }
+  const PreparedRows x{problem.prepared + block.first * problem.prepared_stride,
+                       problem.prepared_stride};
+  multiply<Format>(matrices.a, x, problem.args.k, {0, block.count}, {0, ceil_div(rank, kLanes)},
+                   [&](int64_t row, int64_t panel, f32x16 sums) {
+                     store(problem.sums(block.first + row, part) + panel * kLanes, sums);
+                   });
+  for (int64_t row = 0; row < block.count; ++row) {
+    const int64_t place = block.first + row;
+    Format::prepare(problem.sums(place, part), rank, problem.product(place, part));
   }
 }
 
@@ -87,24 +65,16 @@ void expand(const Problem& problem, const Block& block, int64_t part, int64_t co
   const LoraArgs& args = problem.args;
   const LoraMatrices& matrices = problem.matrices(block, part);
   if (matrices.rank == 0) return;
-  const Range rows{0, block.count};
-  const int64_t tiles = ceil_div(rows.size(), Format::kMaxRows);
-  for (int64_t panel = panels.first; panel < panels.end; ++panel) {
-    const int64_t first = panel * kLanes;
-    const int count =
-        static_cast<int>(std::min<int64_t>(kLanes, args.part_sizes[part] - first));
-    for (int64_t i = 0; i < tiles; ++i) {
-      const Range tile = rows.part(i, tiles);
-      const int64_t place = block.first + tile.first;
-      multiply<Format, Format::kMaxRows>(
-          static_cast<int>(tile.size()), matrices.b, panel, problem.product(place, part),
-          problem.product_stride, static_cast<int>(matrices.rank), [&](int r, f32x16 sum) {
-            T* y = static_cast<T*>(args.y) + args.row_ids[place + r] * args.y_stride + column +
-                   first;
-            store_up_to(y, add(load_up_to(y, count), sum), count);
-          });
-    }
-  }
+  const PreparedRows x{problem.product(block.first, part), problem.product_stride};
+  multiply<Format>(matrices.b, x, static_cast<int>(matrices.rank), {0, block.count}, panels,
+                   [&](int64_t row, int64_t panel, f32x16 sums) {
+                     const int64_t first = panel * kLanes;
+                     const int count = static_cast<int>(
+                         std::min<int64_t>(kLanes, args.part_sizes[part] - first));
+                     T* y = static_cast<T*>(args.y) +
+                            args.row_ids[block.first + row] * args.y_stride + column + first;
+                     store_up_to(y, add(load_up_to(y, count), sums), count);
+                   });
 }
 
 template <class T, class Format>
