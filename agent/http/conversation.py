@@ -1,5 +1,6 @@
 """Hands a conversation to the engine, whichever API it came by."""
 
+import asyncio
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -31,7 +32,10 @@ async def start_conversation(
     sampling = chat_sampling(body)
     room = server.llm.max_model_len - (sampling.max_tokens or 1)
     prompt = truncated(prompt, body.truncate_prompt_tokens, room)
-    plan = server.message_forms.plan(body, prompt, sampling)
+    if body.callable_tools:  # reading their schemas may take long
+        plan = await asyncio.to_thread(server.message_forms.plan, body, prompt, sampling)
+    else:
+        plan = server.message_forms.plan(body, prompt, sampling)
     await answers.start([prompt], sampling, body, request_id, plan)
     return prompt, plan
 
