@@ -17,7 +17,7 @@ from pagelet.protocol.exposition import CONTENT_TYPE
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
 from pagelet.protocol.trace_context import TraceContext
-from pagelet.router import access_log, gauges
+from pagelet.router import access_log, gauges, kept_responses
 from pagelet.router.http.exchange import Exchange
 from pagelet.router.http.inference import PATHS, Inference
 from pagelet.router.merged_metrics import merge
@@ -136,6 +136,8 @@ class RouterApp:
         if path in PATHS:
             _check_method(exchange, "POST")
             await self._infer(state, exchange, record, trace, tenant)
+        elif path.startswith(kept_responses.PREFIX):
+            await self._ask_keeper(state, exchange, record, tenant)
         elif path == "/v1/models":
             _check_method(exchange, "GET")
             models = state.models.list_models(tenant)
@@ -176,6 +178,21 @@ class RouterApp:
             state.explanations.add(record)
             inference = Inference(state, exchange, record, trace, tenant, grant, body)
             await run_until_disconnect(exchange.receive, inference.run())
+        finally:
+            grant.close()
+
+    async def _ask_keeper(
+        self, state: RouterState, exchange: Exchange, record: RequestRecord, tenant: Tenant
+    ) -> None:
+        if exchange.method not in ("GET", "HEAD", "DELETE", "POST"):
+            _check_method(exchange, "GET")
+        grant = state.limiter.open(tenant)
+        try:
+            exchange.grant = grant
+            answer = await kept_responses.ask(
+                state, tenant, record, exchange.method, exchange.target
+            )
+            await exchange.answer(answer.status, answer.body, answer.headers)
         finally:
             grant.close()
 

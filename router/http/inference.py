@@ -12,6 +12,7 @@ from pagelet.protocol.openai.errors import RESPONSES
 from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
+from pagelet.router.kept_responses import conversation, tenant_header
 from pagelet.router.models import ServedModel
 from pagelet.router.proxy.body import RequestBody
 from pagelet.router.proxy.forward import Forwarding, UpstreamRequest
@@ -66,6 +67,10 @@ class Inference:
         model = self._resolve()
         record.model, record.stream = model.name, body.stream
         record.answers = body.num_answers
+        if self.exchange.path == RESPONSES and body.previous_response_id is not None:
+            body.before = await conversation(
+                self.state, self.tenant, record, body.previous_response_id
+            )
         session = self.exchange.header(self.state.config.routing.session_header.encode())
         ref = self.state.models.choose_pool(
             model, lambda: conversation_key(body.data, session), self.state.available
@@ -160,6 +165,8 @@ class Inference:
         headers = from_client(self.exchange.headers)
         headers += self.state.replica_headers
         headers.append((b"x-request-id", self.record.request_id.encode()))
+        if self.exchange.path == RESPONSES:
+            headers.append(tenant_header(self.tenant))
         for name, value in self.trace.headers():
             headers.append((name.encode(), value.encode("latin-1", "replace")))
         return headers
@@ -176,8 +183,13 @@ class Inference:
         record.cached_tokens = counts.cached_tokens
         record.completion_tokens = counts.completion_tokens or 0
         if self.exchange.status == 200 or client_gone:
-            self.grant.settle(record.prompt_tokens, record.completion_tokens)
-            permit.settle(record.prompt_tokens + record.completion_tokens)
+            generated = record.completion_tokens
+            if self.body.background and self.exchange.path == RESPONSES:
+                # Nobody tells what it came to: it counts as what was reserved for it.
+                mean = self.state.limiter.mean_answer(self.tenant.name)
+                generated = self.body.max_tokens or round(mean)
+            self.grant.settle(record.prompt_tokens, generated)
+            permit.settle(record.prompt_tokens + generated)
 
 
 class _Bodies:
@@ -193,6 +205,8 @@ class _Bodies:
             self._hints["cache_salt"] = salt
         if prompts is not None and prompts.shared_tokens:
             self._hints["shared_prefix_tokens"] = prompts.shared_tokens
+        if body.before:
+            self._hints["conversation"] = msgspec.Raw(body.before)
         if stream:
             self._hints["journal"] = True
             self._hints["seed"] = secrets.randbits(_SEED_BITS)

@@ -33,6 +33,8 @@ class _Fields(msgspec.Struct):
     cache_salt: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
+    previous_response_id: msgspec.Raw = _ABSENT
+    background: msgspec.Raw = _ABSENT
 
 
 class _StreamOptions(msgspec.Struct):
@@ -63,6 +65,10 @@ class RequestBody:
         self.cache_salt: str | None = _decoded(fields.cache_salt, str)
         self.priority: int = _decoded(fields.priority, int) or 0
         self.request_id: str | None = _decoded(fields.request_id, str)
+        self.previous_response_id: str | None = _decoded(fields.previous_response_id, str)
+        self.background: bool = _decoded(fields.background, bool) or False
+        self.before = b""
+        """The items that came before `input`, as JSON, once they are known."""
         self.n = min(max(1, _decoded(fields.n, int) or 1), _MOST_ANSWERS)
 
     def require_model(self) -> str:
@@ -94,6 +100,8 @@ class RequestBody:
         """What the request is about, as the client spelled it: prompts that begin alike do so
         here, too."""
         fields = self._fields
+        if self.before:  # without its bracket, so that what goes on from this one begins alike
+            return self.before[:-1] + b"," + bytes(fields.input)
         for raw in (
             *(fields.messages, fields.prompt, fields.input),
             *(fields.documents, fields.text_2),

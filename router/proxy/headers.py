@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from pagelet.protocol.openai.routing import TENANT_HEADER
 from pagelet.router.upstream.connection import Headers
 
 _HOP_BY_HOP: Final = frozenset(
@@ -21,6 +22,7 @@ _FROM_CLIENTS: Final = _HOP_BY_HOP | {
         b"traceparent",
         b"tracestate",
         b"accept-encoding",
+        TENANT_HEADER.encode(),
     ),
 }
 _FROM_REPLICAS: Final = _HOP_BY_HOP | {

@@ -16,6 +16,7 @@ _LINE: Final = re.compile(
     rb"\n: (begin|tokens|end) (\d{1,9})(?: (\d{1,10}(?:,\d{1,10})*))?(?=\r?\n)"
 )
 _CREATED: Final = re.compile(rb'"created(?:_at)?":\s*(\d{1,15})(?!\d)')
+_RESPONSE_ID: Final = re.compile(rb'"response":\{"id":"(resp_[\w-]{1,300})"')
 _ERROR: Final = re.compile(rb'(?:^|\n\n)data: ?(\{"error":.*)\n\n', re.DOTALL)
 _FAILED: Final = re.compile(rb"(?:^|\n\n)(event: .*\ndata: .*)\n: failed (.*)\n\n")
 """The same among named events: the event for the client, and the error."""
@@ -84,6 +85,7 @@ class Journal:
         self._n = n
         self._lacks_usage = wants_usage
         self._created: int | None = None
+        self._response_id: str | None = None
         self.num_tokens = 0
         """Generated so far, all answers together."""
         self.cached_tokens = 0
@@ -141,6 +143,8 @@ class Journal:
         }
         if self._ends_with_answer:
             state["events"] = self._num_events
+            if self._response_id is not None:
+                state["response_id"] = self._response_id
         return state
 
     @property
@@ -151,6 +155,8 @@ class Journal:
         if self._created is None and (match := _CREATED.search(events)):
             self._created = int(match[1])
         if self._ends_with_answer:
+            if self._num_events == 0 and (match := _RESPONSE_ID.search(events)):
+                self._response_id = match[1].decode()
             self._num_events += events.count(b"\n\n")
         else:
             self.complete = self.complete or events.endswith(END)

@@ -17,11 +17,12 @@ from support.processes import wait_for
 
 
 @contextlib.contextmanager
-def router_thread(replica_url: str) -> Iterator[int]:
-    """The router's port, once it has found the replica ready."""
+def router_thread(*replica_urls: str, api_keys_file: str | None = None) -> Iterator[int]:
+    """The router's port, once it has found all replicas ready."""
     config = RouterConfig(
-        models=[ModelRoute(pools=[Pool(replicas=[replica_url])])],
+        models=[ModelRoute(pools=[Pool(replicas=list(replica_urls))])],
         proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
+        api_keys_file=api_keys_file,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     counters = CounterTable()
@@ -39,7 +40,8 @@ def router_thread(replica_url: str) -> Iterator[int]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_for(lambda: state.available)
+        [pool] = state.pools.values()
+        wait_for(lambda: len(pool.available) == len(replica_urls))
         yield listener.getsockname()[1]
     finally:
         made[0].should_exit = True

@@ -30,8 +30,8 @@ class ResponseEvents:
         num_before: int = 0,
         keep: Callable[[ResponseObject], None] | None = None,
     ) -> None:
-        """`num_before` events were passed on by another replica. `keep` is called with the response
-        as it ended."""
+        """`num_before` events were passed on by another replica. `keep` is called with the whole
+        response; one that failed may go on elsewhere."""
         self._writer = writer
         self._reader = reader
         self._usage = usage
@@ -48,16 +48,13 @@ class ResponseEvents:
     def end(self) -> bytes:
         """See `Chunks`."""
         whole = self._writer.whole(self._usage())
-        return self._last(f"response.{whole.status}", whole)
+        if self._keep is not None:
+            self._keep(whole)
+        return self._response(f"response.{whole.status}", whole)
 
     def fail(self, error: ApiError) -> bytes:
         """The event that ends a stream which cannot go on."""
-        return self._last("response.failed", self._writer.failed(error))
-
-    def _last(self, name: str, response: ResponseObject) -> bytes:
-        if self._keep is not None:
-            self._keep(response)
-        return self._response(name, response)
+        return self._response("response.failed", self._writer.failed(error))
 
     def _step(self, step: Step) -> bytes:
         match step:

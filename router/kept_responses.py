@@ -1,0 +1,134 @@
+"""Stored responses: which replica keeps one, and what may be asked of it.
+
+The id tells whom to ask first. A stream that went on at another replica is kept there under the id
+with which it began, so that the others are asked when the first one has nothing."""
+
+import asyncio
+import dataclasses
+import hashlib
+from typing import Final
+from urllib.parse import quote
+
+from pagelet.protocol.openai.errors import RESPONSES, ApiError, retry_after
+from pagelet.protocol.openai.routing import TENANT_HEADER
+from pagelet.router.proxy.headers import from_replica
+from pagelet.router.record import RequestRecord
+from pagelet.router.replicas.replica import Replica
+from pagelet.router.state import RouterState
+from pagelet.router.tenants.tenant import Tenant
+from pagelet.router.upstream.client import ConnectFailed
+from pagelet.router.upstream.connection import Headers, UpstreamError
+
+_SECONDS: Final = 30.0
+"""For a replica's answer: it looks something up."""
+PREFIX: Final = f"{RESPONSES}/"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A replica's answer about a response."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def tenant_header(tenant: Tenant) -> tuple[bytes, bytes]:
+    """By which replicas tell whose responses a request may see; no client can send it."""
+    digest = hashlib.sha256(tenant.name.encode("utf-8", "surrogatepass")).hexdigest()
+    return TENANT_HEADER.encode(), digest.encode()
+
+
+async def ask(
+    state: RouterState, tenant: Tenant, record: RequestRecord, method: str, target: str
+) -> KeptAnswer:
+    """What the replica says that keeps the response which `target` names. Raises `ApiError`."""
+    response_id = target.removeprefix(PREFIX).partition("?")[0].partition("/")[0]
+    keepers = [
+        replica
+        for pool in state.pools.values()
+        for replica in pool.replicas.values()
+        if replica.description is not None and replica.description.response_store is not None
+    ]
+    named = [each for each in keepers if response_id.startswith(_mark(each))]
+    headers = [
+        *state.replica_headers,
+        (b"x-request-id", record.request_id.encode()),
+        tenant_header(tenant),
+    ]
+    lost: UpstreamError | None = None
+    for asked in (named, [each for each in keepers if each not in named]):
+        answers = await asyncio.gather(*(_ask(each, method, target, headers) for each in asked))
+        for answer in answers:
+            if isinstance(answer, KeptAnswer):
+                return answer
+        if asked is named:
+            lost = next((each for each in answers if isinstance(each, UpstreamError)), None)
+    if lost is not None and not isinstance(lost, ConnectFailed):
+        raise ApiError(
+            503,
+            f"The replica that keeps the response does not answer: {lost}.",
+            code="upstream_failed",
+            headers={"Retry-After": retry_after(1.0)},
+            reason="upstream",
+        )
+    if not keepers:
+        why = "no replica keeps responses: start them with --response-store"
+    elif named and lost is None:
+        why = "it was not stored, or is kept no longer"
+    else:
+        why = "it was not stored, or the replica that kept it is gone or has started anew"
+    raise ApiError(
+        404,
+        f"Response with id {response_id[:200]!r} not found: {why}.",
+        param="response_id",
+        code="response_not_found",
+        reason="invalid",
+    )
+
+
+async def conversation(
+    state: RouterState, tenant: Tenant, record: RequestRecord, response_id: str
+) -> bytes:
+    """The JSON list of items that a next request goes on from. Raises `ApiError`."""
+    target = f"{PREFIX}{quote(response_id, safe='')}/conversation"
+    try:
+        answer = await ask(state, tenant, record, "GET", target)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise ApiError(
+            400,
+            f"Previous response: {error} Send the whole conversation in 'input'.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+            reason="invalid",
+        ) from error
+    if answer.status != 200:
+        raise ApiError(
+            502, "the replica that keeps the response did not tell it", reason="upstream"
+        )
+    return answer.body
+
+
+def _mark(replica: Replica) -> str:
+    assert replica.description is not None
+    return f"resp_{replica.description.response_store}_"
+
+
+async def _ask(
+    replica: Replica, method: str, target: str, headers: Headers
+) -> KeptAnswer | UpstreamError | None:
+    """None from one that has it not."""
+    try:
+        response = await replica.upstream.send(method, target, headers, seconds=_SECONDS)
+        try:
+            body = await response.read_all(_SECONDS)
+        finally:
+            response.close()
+    except UpstreamError as error:
+        return error
+    if response.status == 404:
+        return None
+    kept_by = (b"x-pagelet-replica", replica.id.encode("latin-1", "replace"))
+    return KeptAnswer(response.status, [*from_replica(response.headers), kept_by], body)

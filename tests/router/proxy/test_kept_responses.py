@@ -1,0 +1,157 @@
+"""Responses that replicas keep, through a router in front of several of them."""
+
+import contextlib
+import json
+
+import httpx
+import openai
+import pytest
+from agent.http.conftest import answer_routers, serving
+from agent.http.fake_llm import FakeLLM
+
+from pagelet.protocol.api_keys import key_digest
+from pagelet.router.tenants.key_file import digest_entry
+from support.router_thread import router_thread
+
+TEXT = "Hello, wörld!"
+
+
+@contextlib.contextmanager
+def replica(**settings):
+    async def make_llm(metrics):
+        llm = FakeLLM(metrics)
+        answer_routers(llm)
+        return llm
+
+    with serving(make_llm, **settings) as server:
+        yield server
+
+
+@pytest.fixture
+def replicas():
+    with replica(response_store=1 << 20) as one, replica(response_store=1 << 20) as other:
+        yield one, other
+
+
+@pytest.fixture
+def client(replicas):
+    with (
+        router_thread(*(each.url for each in replicas)) as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0) as client,
+    ):
+        yield client
+
+
+def respond(client, **options):
+    return client.responses.create(**({"model": "tiny", "input": "hi", "store": True} | options))
+
+
+def keeper_of(replicas, response):
+    [keeper] = [each for each in replicas if each.state.responses.mark in response.id]
+    return keeper
+
+
+def test_any_replica_goes_on_from_what_one_keeps(replicas, client):
+    answers = [respond(client, input=f"one {number}") for number in range(8)]
+    assert len({keeper_of(replicas, each) for each in answers}) == 2
+    for number, answer in enumerate(answers):
+        assert client.responses.retrieve(answer.id) == answer
+        [item] = client.responses.input_items.list(answer.id).data
+        assert item.content[0].text == f"one {number}"
+        stream = number % 2 == 0
+        after = respond(client, input="two", previous_response_id=answer.id, stream=stream)
+        if stream:
+            after = list(after)[-1].response
+        asked = keeper_of(replicas, after).llm
+        prompt = asked.tokenizer.decode(asked.seen[-1][1])
+        assert prompt == f"<user>one {number}<assistant>{TEXT}<user>two<assistant>"
+        client.responses.delete(answer.id)
+        with pytest.raises(openai.NotFoundError, match="kept no longer"):
+            client.responses.retrieve(answer.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            respond(client, previous_response_id=answer.id)
+        assert caught.value.code == "previous_response_not_found"
+        items = client.responses.input_items.list(after.id, order="asc")
+        assert [item.content[0].text for item in items] == [f"one {number}", TEXT, "two"]
+
+
+def test_in_the_background(replicas, client):
+    begun = respond(client, background=True)
+    keeper = keeper_of(replicas, begun)
+    keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
+    done = client.responses.cancel(begun.id)
+    assert (done.status, done.output_text) == ("completed", TEXT)
+
+
+def test_of_a_replica_that_is_gone_the_error_says_so(replicas, client):
+    for response_id in ("resp_000000000000_x", "resp_x", "x", "x y\r\nHost: z"):
+        with pytest.raises(openai.NotFoundError, match="is gone or has started anew"):
+            client.responses.retrieve(response_id)
+        with pytest.raises(openai.BadRequestError, match="is gone or has started anew"):
+            respond(client, previous_response_id=response_id)
+    one, other = replicas
+    assert len(one.llm.seen) + len(other.llm.seen) == 0
+
+
+def test_where_none_is_kept(client):
+    with (
+        replica() as server,
+        router_thread(server.url) as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-") as client,
+    ):
+        answer = respond(client)
+        assert answer.store is False
+        with pytest.raises(openai.NotFoundError, match="--response-store"):
+            client.responses.retrieve(answer.id)
+
+
+def test_a_tenant_finds_its_own_by_any_of_its_keys(replicas, tmp_path):
+    names = {"a": ("one", "two"), "b": ("three",)}
+    tenants = [
+        {"name": name, "keys": [{"hash": digest_entry(key_digest(key))} for key in keys]}
+        for name, keys in names.items()
+    ]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"tenants": tenants}))
+    with router_thread(*(each.url for each in replicas), api_keys_file=str(file)) as port:
+        base = f"http://127.0.0.1:{port}/v1"
+        clients = {
+            key: openai.OpenAI(base_url=base, api_key=key, max_retries=0)
+            for keys in names.values()
+            for key in keys
+        }
+        answer = respond(clients["one"])
+        assert clients["two"].responses.retrieve(answer.id) == answer
+        for ask in (clients["three"].responses.retrieve, clients["three"].responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(answer.id)
+        with pytest.raises(openai.BadRequestError):
+            respond(clients["three"], previous_response_id=answer.id)
+        # Nor by saying that it is another tenant.
+        told = []
+        for each in replicas:
+            told += each.state.responses._responses
+        [(_, tenant)] = told
+        headers = {"Authorization": "Bearer three", "X-Pagelet-Tenant": tenant}
+        assert httpx.get(f"{base}/responses/{answer.id}", headers=headers).status_code == 404
+        assert httpx.get(f"{base}/responses/{answer.id}").status_code == 401
+        for each in clients.values():
+            each.close()
+
+
+def test_a_stream_that_goes_on_elsewhere_is_found_under_its_first_id(replicas, client):
+    for each in replicas:
+        each.llm.behaviour.lockstep = True
+    first = None
+    with respond(client, stream=True) as events:
+        seen = []
+        for event in events:
+            seen.append(event)
+            if event.type == "response.created":
+                first = event.response
+                keeper_of(replicas, first).run(keeper_of(replicas, first).llm.die)
+    last = seen[-1]
+    assert last.type == "response.completed"
+    assert last.response.id == first.id
+    assert last.response.output_text == TEXT
+    assert client.responses.retrieve(first.id) == last.response
