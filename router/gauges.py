@@ -34,6 +34,7 @@ def refresh(state: RouterState) -> None:
 def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     """A pool as it is now, also one without a replica."""
     now, room = time.monotonic(), pool.room
+    prompts = pool.fleet.prompts(now)
     view = PoolView(
         model=model,
         pool=pool.name,
@@ -44,7 +45,7 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
         inflight_answers=room.in_flight,
         capacity_answers=room.capacity,
         index_blocks=pool.fleet.num_index_blocks,
-        prefill_load=pool.fleet.prefill_load(now),
+        prefill_load=prompts.load,
     )
     ready = set()
     for replica in pool.replicas.values():
@@ -76,8 +77,9 @@ def view_pool(model: str, route: ModelRoute, pool: ReplicaPool) -> PoolView:
     work = Work(
         queued_seconds=view.queued_prefill_seconds,
         queued=queued + room.num_waiting,
-        prefill_load=view.prefill_load,
+        prompts=prompts,
         answers=room.in_flight + room.num_waiting,
+        decode=pool.fleet.decode_line,
         kv_load=view.kv_load,
     )
     view.demand = demand(work, route.scaling)

@@ -16,7 +16,8 @@ from typing import Final
 from pagelet.bench.autoscaling.trace import Arrival
 from pagelet.protocol.autoscaling.demand import ScalingTargets, Work, demand
 from pagelet.protocol.autoscaling.scaler import Scaler, ScalingBounds
-from pagelet.router.routing.arrivals import ArrivalRate
+from pagelet.router.routing.arrivals import ArrivalSizes
+from pagelet.router.routing.decode_speed import DecodeSpeed
 
 _LOAD_SECONDS: Final = 60.0
 """As the router's."""
@@ -30,6 +31,8 @@ class Hardware:
     prefill_tokens_per_second: float = 500.0
     token_seconds: float = 0.04
     """For each token of an answer."""
+    token_seconds_each: float = 0.0
+    """Besides, for each answer in flight when it begins."""
     slots: int = 32
     """Answers in flight."""
     kv_tokens: int = 100_000
@@ -57,6 +60,18 @@ def by_backlog(seconds: float, slots: int) -> Measure:
     return lambda state: max(demand(state.work, targets).values())
 
 
+def by_ttft(seconds: float, slots: int) -> Measure:
+    """Pagelet's with a time to first token as the objective."""
+    targets = ScalingTargets(ttft_seconds=seconds, concurrency=slots)
+    return lambda state: max(demand(state.work, targets).values())
+
+
+def by_tpot(seconds: float, slots: int) -> Measure:
+    """Pagelet's with a time between tokens as the objective, too."""
+    targets = ScalingTargets(tpot_seconds=seconds, concurrency=slots)
+    return lambda state: max(demand(state.work, targets).values())
+
+
 def by_queue(requests: float, slots: int) -> Measure:
     """Requests in the queues, each alike; others keep the last replica from going."""
     return lambda state: max(state.in_queues / requests, min(1.0, state.work.answers))
@@ -76,11 +91,12 @@ class Method:
     measure: Callable[[float, int], Measure]
     targets: Sequence[float]
     usual: float
-    """Pagelet's default, or what guides for vLLM's metric of that name say."""
+    """Pagelet's default, a middling one, or what guides for vLLM's metric of that name say."""
 
 
 METHODS: Final = (
     Method("backlog", "s", by_backlog, (10.0, 2.0, 0.5), 2.0),
+    Method("TTFT objective", "s", by_ttft, (10.0, 5.0, 2.0), 5.0),
     Method("queue length", "requests", by_queue, (10.0, 5.0, 1.0), 5.0),
     Method("KV use", "", by_kv, (0.7, 0.3, 0.1), 0.7),
 )
@@ -94,6 +110,8 @@ class Run:
     """Seconds, of requests that were answered."""
     waits: list[float]
     """The same without what their own prompts took."""
+    tpots: list[float]
+    """Seconds between two tokens, of the same requests."""
     held: int
     """Requests that came while there was no replica."""
     shed: int
@@ -139,7 +157,7 @@ class _Simulation:
         self._bounds = bounds
         self._hardware = hardware
         self._scaler = Scaler()
-        self._load = ArrivalRate(_LOAD_SECONDS)
+        self._load = ArrivalSizes(_LOAD_SECONDS)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now = 0.0
@@ -148,7 +166,8 @@ class _Simulation:
         self._waiting: deque[Arrival] = deque()
         self._waiting_tokens = 0
         self._prefilling = 0
-        self._run = Run([], [], 0, 0, 0.0, [])
+        self._decode = DecodeSpeed()
+        self._run = Run([], [], [], 0, 0, 0.0, [])
 
     def run(self) -> Run:
         self._scale_to(max(1, self._bounds.min_replicas))
@@ -225,13 +244,18 @@ class _Simulation:
         self._run.ttfts.append(first - arrival.when)
         self._run.waits.append(first - arrival.when - seconds)
         self._at(first, self._first_token)
-        end = first + arrival.answer_tokens * self._hardware.token_seconds
-        self._at(end, lambda: self._end(arrival, replica))
+        hardware, answers = self._hardware, replica.in_flight
+        pace = hardware.token_seconds + hardware.token_seconds_each * answers
+        self._run.tpots.append(pace)
+        end = first + arrival.answer_tokens * pace
+        self._at(end, lambda: self._end(arrival, replica, answers, pace))
 
     def _first_token(self) -> None:
         self._prefilling -= 1
 
-    def _end(self, arrival: Arrival, replica: _Replica) -> None:
+    def _end(self, arrival: Arrival, replica: _Replica, answers: int, pace: float) -> None:
+        tokens = arrival.answer_tokens
+        self._decode.observe((answers + replica.in_flight) / 2, tokens, tokens * pace)
         replica.in_flight -= 1
         replica.kv -= arrival.kv_tokens
         if replica.leaving and not replica.in_flight:
@@ -262,8 +286,9 @@ class _Simulation:
         work = Work(
             queued_seconds=queued_seconds + waiting,
             queued=queued,
-            prefill_load=self._load.per_second(now),
+            prompts=self._load.prompts(0.0, now),
             answers=in_flight + len(self._waiting),
+            decode=self._decode.line,
             kv_load=sum(replica.kv for replica in self._replicas) / hardware.kv_tokens,
         )
         return State(work, len(self._waiting) + self._prefilling)

@@ -16,10 +16,12 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
+from pagelet.protocol.autoscaling.objective import Prompts, need
+
 PREFILL_USE: Final = 0.8
 """Share of its time for which a replica may be computing prompts, in the mean."""
 
-Target = Literal["backlog", "concurrency", "kv"]
+Target = Literal["backlog", "ttft", "tpot", "concurrency", "kv"]
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
 """Parts of a demand."""
 
@@ -31,10 +33,26 @@ class ScalingTargets(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     backlog_seconds: _Positive = 2.0
     """Within which the prompts that wait for their first token are worked off."""
+    ttft_seconds: _Positive | None = None
+    """Time to first token that prompts are to keep, in place of `backlog_seconds`."""
+    tpot_seconds: _Positive | None = None
+    """Time between two tokens of an answer that is to be kept in the mean."""
     concurrency: _Positive = 256.0
     """Answers, waiting ones among them."""
     kv_use: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
     """Share of the KV cache that answers in flight fill."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeLine:
+    """Seconds between two tokens of an answer: `base + each x answers` of a replica at once."""
+
+    base: float
+    each: float
+
+    def answers(self, seconds: float) -> float:
+        """Of a replica at once that keep a time; 1 if it keeps that with none."""
+        return max(1.0, (seconds - self.base) / self.each)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +64,33 @@ class Work:
     prompt, without what is cached."""
     queued: float = 0.0
     """Such prompts. No more replicas than those help them, however long they are."""
-    prefill_load: float = 0.0
-    """Seconds of prefill that arrived, a second: replicas that prompts kept busy lately."""
+    prompts: Prompts = dataclasses.field(default_factory=Prompts)
+    """Those that arrived lately: `prompts.load` replicas were kept busy by them."""
     answers: float = 0.0
     """In flight and waiting."""
+    decode: DecodeLine | None = None
+    """Of a replica; None while no answer was seen."""
     kv_load: float = 0.0
     """KV caches that answers in flight fill."""
 
 
 def demand(work: Work, targets: ScalingTargets) -> dict[Target, float]:
     """Replicas that each target asks for; not rounded, as the demands of routers add up first."""
-    keep_up = work.prefill_load / PREFILL_USE
-    catch_up = min(work.queued_seconds / targets.backlog_seconds, work.queued)
+    backlog = ttft = 0.0
+    if targets.ttft_seconds is None:
+        keep_up = work.prompts.load / PREFILL_USE
+        backlog = keep_up + min(work.queued_seconds / targets.backlog_seconds, work.queued)
+    else:
+        steady = need(work.prompts, targets.ttft_seconds)
+        more = max(0.0, work.queued_seconds - steady.queued_seconds)
+        ttft = steady.replicas + min(more / steady.slack_seconds, work.queued)
+    tpot = 0.0
+    if targets.tpot_seconds is not None and work.decode is not None:
+        tpot = work.answers / work.decode.answers(targets.tpot_seconds)
     return {
-        "backlog": keep_up + catch_up,
+        "backlog": backlog,
+        "ttft": ttft,
+        "tpot": tpot,
         "concurrency": work.answers / targets.concurrency,
         "kv": work.kv_load / targets.kv_use,
     }

@@ -23,6 +23,9 @@ class AutoscalingTargets(Part, kw_only=True):
     ttft_seconds: PositiveSeconds | None = None
     """Time to first token that 95 of 100 prompts are to keep, in place of `backlogSeconds`; of
     those that would on an idle replica."""
+    tpot_seconds: PositiveSeconds | None = None
+    """Time between two tokens of an answer that is to be kept in the mean, by how that grows with
+    the answers that a replica gives at once, as routers see it. Default: none."""
     concurrency: PositiveInt | None = None
     """Answers, waiting ones among them. Default: maxNumSeqs x dataParallelSize, as many as go on in
     one step."""

@@ -290,6 +290,7 @@ def scaling_targets(service: InferenceService) -> ScalingTargets:
     return ScalingTargets(
         backlog_seconds=targets.backlog_seconds or ScalingTargets().backlog_seconds,
         ttft_seconds=targets.ttft_seconds,
+        tpot_seconds=targets.tpot_seconds,
         concurrency=targets.concurrency or engine.max_num_seqs * engine.data_parallel_size,
         kv_use=targets.kv_use,
     )

@@ -6,7 +6,9 @@ rate as time goes on, and is put right whenever a first token arrives. Nothing i
 is stale: a request counts from the moment that it is sent.
 """
 
+from pagelet.protocol.autoscaling.demand import DecodeLine
 from pagelet.protocol.replica import ReplicaDescription
+from pagelet.router.routing.decode_speed import DecodeSpeed
 from pagelet.router.routing.prefill_speed import PrefillSpeed
 
 DEFAULT_PREFILL_RATE = 8000.0
@@ -28,6 +30,7 @@ class InFlight:
     __slots__ = (
         "ahead",
         "began",
+        "beside",
         "decode_began",
         "prefilling",
         "silent",
@@ -44,6 +47,8 @@ class InFlight:
         """Tokens whose KV it holds for itself."""
         self.began = now
         self.decode_began = now
+        self.beside = 0
+        """Answers that went on when its own began, itself included."""
         self.took: float | None = None
         """Seconds to its first token."""
         self.prefilling = True
@@ -65,6 +70,7 @@ class ReplicaEstimator:
         self._answer_seconds = 0.0
         """Mean time from the first token of an answer to its end."""
         self._speed = PrefillSpeed(DEFAULT_STEP_SECONDS)
+        self._decode = DecodeSpeed()
         self._max_num_seqs = _UNKNOWN_SEQS
         self._capacity_tokens: int | None = None
 
@@ -77,6 +83,11 @@ class ReplicaEstimator:
     def start_seconds(self) -> float:
         """What a first token takes besides the work of prompts."""
         return self._speed.start_seconds
+
+    @property
+    def decode_line(self) -> DecodeLine | None:
+        """How fast its answers go on; None while none was seen."""
+        return self._decode.line
 
     @property
     def decoding(self) -> int:
@@ -136,6 +147,7 @@ class ReplicaEstimator:
         self._leave_queue(item)
         self._head_since = now
         item.decode_began = now
+        item.beside = self.decoding
         item.took = now - item.began
 
     def generated(self, item: InFlight, count: int) -> None:
@@ -149,6 +161,10 @@ class ReplicaEstimator:
         if item.took is not None:
             own = item.uncached if uncached is None else max(1, uncached)
             self._speed.observe(item.ahead + own, item.took)
+        if not (item.prefilling or item.silent):
+            answers = (item.beside + self.decoding) / 2
+            generated = item.tokens - item.uncached - 1  # from the first one on
+            self._decode.observe(answers, generated, now - item.decode_began)
         self.in_flight -= 1
         self._held_tokens -= item.tokens
         if item.prefilling:

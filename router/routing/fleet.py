@@ -7,10 +7,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from pagelet.protocol.autoscaling.demand import DecodeLine
+from pagelet.protocol.autoscaling.objective import Prompts
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import RoutingOptions
-from pagelet.router.routing.arrivals import ArrivalRate
+from pagelet.router.routing.arrivals import ArrivalSizes
 from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE, InFlight, ReplicaEstimator
 from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, KEEP_SECONDS, OwnDecisions
 from pagelet.router.routing.policies.registry import make_policy
@@ -148,9 +150,10 @@ class Fleet:
         self._replicas: dict[str, _Replica] = {}
         self._now = -math.inf
         """When a request was last routed."""
-        self._prefill_load = ArrivalRate(_LOAD_SECONDS)
+        self._arrivals = ArrivalSizes(_LOAD_SECONDS)
         self._last_rate: float | None = None
         """Of the replicas that there were, for the time when there is none."""
+        self._last_line: DecodeLine | None = None
 
     @property
     def num_index_blocks(self) -> int:
@@ -181,7 +184,7 @@ class Fleet:
     def remove(self, replica_id: str) -> None:
         """Forgets a replica and all that it holds. Its tickets may still end."""
         if replica_id in self._replicas:
-            self._last_rate = self.usual_rate
+            self._last_rate, self._last_line = self.usual_rate, self.decode_line
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._ring.remove(replica_id)
@@ -249,10 +252,22 @@ class Fleet:
         rates = [r.estimator.rate for r in self._replicas.values() if r.estimator.rate is not None]
         return statistics.median_low(rates) if rates else self._last_rate or DEFAULT_PREFILL_RATE
 
-    def prefill_load(self, now: float) -> float:
-        """Seconds of prefill, without what caches held, that came a second of late: how many
-        replicas prompts keep busy."""
-        return self._prefill_load.per_second(now)
+    @property
+    def decode_line(self) -> DecodeLine | None:
+        """How fast answers of a replica go on, in the mean of all replicas that gave some."""
+        every = [replica.estimator.decode_line for replica in self._replicas.values()]
+        lines = [line for line in every if line is not None]
+        if not lines:
+            return self._last_line
+        return DecodeLine(
+            statistics.fmean(line.base for line in lines),
+            statistics.fmean(line.each for line in lines),
+        )
+
+    def prompts(self, now: float) -> Prompts:
+        """What came of late, without what caches held."""
+        starts = [replica.estimator.start_seconds for replica in self._replicas.values()]
+        return self._arrivals.prompts(min(starts, default=0.0), now)
 
     def dispatch(self, request: RouteRequest, decision: Decision, now: float) -> Ticket:
         """Counts the request as sent to the decision's replica."""
@@ -266,7 +281,7 @@ class Fleet:
         replica.own.add(request.block_hashes, known, now)
         uncached = request.num_prompt_tokens - int(decision.predicted_hit_tokens * replica.trust)
         in_flight = replica.estimator.begin(max(1, uncached), now, silent=not request.streams)
-        self._prefill_load.add(max(1, uncached) / (replica.estimator.rate or self.usual_rate), now)
+        self._arrivals.add(max(1, uncached) / (replica.estimator.rate or self.usual_rate), now)
         return Ticket(self, replica, request, known, in_flight)
 
     def _learn(

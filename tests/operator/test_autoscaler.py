@@ -12,6 +12,7 @@ from pagelet.operator.autoscaler import Autoscaler
 from pagelet.operator.kube.client import ApiError
 from pagelet.operator.kube.resources import Object
 from pagelet.operator.metrics import Metrics
+from pagelet.protocol.autoscaling.demand import TARGETS
 from pagelet.protocol.autoscaling.exposed import combined, read_demand
 from pagelet.router.metrics import PoolView, RouterMetrics
 from support.broken_services import service as make
@@ -32,7 +33,7 @@ def text(**demand: float) -> str:
 
 def test_a_router_tells_the_demand_of_each_service_and_pool() -> None:
     told = read_demand(text(backlog=1.5, kv=0.25), "service", "stable")
-    assert told == {"backlog": 1.5, "concurrency": 0, "kv": 0.25}
+    assert told == dict.fromkeys(TARGETS, 0) | {"backlog": 1.5, "kv": 0.25}
     assert read_demand(text(), "nobody", "stable") is None
     assert combined([told, None, {"backlog": 0.25, "kv": 0.5, "concurrency": 0}]) == 1.75
     assert combined([None, None]) is None

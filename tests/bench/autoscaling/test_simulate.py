@@ -1,8 +1,17 @@
 """The simulated day: nothing is lost, and the same comes out each time."""
 
+import statistics
+
 import pytest
 
-from pagelet.bench.autoscaling.simulate import METHODS, Hardware, Method, simulate
+from pagelet.bench.autoscaling.simulate import (
+    METHODS,
+    Hardware,
+    Method,
+    by_tpot,
+    by_ttft,
+    simulate,
+)
 from pagelet.bench.autoscaling.trace import make_day
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
 
@@ -44,3 +53,27 @@ def test_without_requests_the_last_replica_goes_and_the_next_one_is_held() -> No
     assert run.waits[-1] >= HARDWARE.startup_seconds - 1e-9
     assert min(count for _, count in run.counts) == 0
     assert run.replica_seconds < late.when / 2
+
+
+@pytest.mark.parametrize("objective", [2.0, 5.0])
+def test_a_time_to_first_token_is_kept_where_replicas_come_in_time(objective: float) -> None:
+    quick = Hardware(startup_seconds=0.0)
+    bounds = ScalingBounds(min_replicas=1, max_replicas=64, scale_down_seconds=120.0)
+    run = simulate(ARRIVALS, by_ttft(objective, quick.slots), bounds, quick)
+    could = [
+        ttft for ttft, wait in zip(run.ttfts, run.waits, strict=True) if ttft - wait <= objective
+    ]
+    assert sum(ttft <= objective for ttft in could) >= 0.93 * len(could)
+
+
+def test_a_time_between_tokens_is_kept_and_a_longer_one_costs_less() -> None:
+    crowded = Hardware(
+        prefill_tokens_per_second=20_000, token_seconds=0.02, token_seconds_each=0.004
+    )
+    bounds = ScalingBounds(min_replicas=1, max_replicas=64, scale_down_seconds=120.0)
+    costs = []
+    for objective in (0.03, 0.06):
+        run = simulate(ARRIVALS, by_tpot(objective, 64), bounds, crowded)
+        assert statistics.fmean(run.tpots) <= objective
+        costs.append(run.replica_seconds)
+    assert costs[1] < 0.8 * costs[0]

@@ -250,12 +250,18 @@ def test_weights_add_up(weight: int) -> None:
 
 def test_routers_know_by_what_a_service_is_scaled() -> None:
     """With what was left out filled in."""
-    autoscaling = {"minReplicas": 0, "maxReplicas": 4, "targets": {"ttftSeconds": 3}}
+    autoscaling = {
+        "minReplicas": 0,
+        "maxReplicas": 4,
+        "targets": {"ttftSeconds": 3, "tpotSeconds": 0.05},
+    }
     engine = {"maxNumSeqs": 8, "dataParallelSize": 2}
     (route,) = router_config([make(autoscaling=autoscaling, engine=engine)], in_file).models
     assert route.service == "service"
     assert route.starts_from_zero
-    assert route.scaling == ScalingTargets(backlog_seconds=1.5, concurrency=16, kv_use=0.85)
+    assert route.scaling == ScalingTargets(
+        ttft_seconds=3, tpot_seconds=0.05, concurrency=16, kv_use=0.85
+    )
     (route,) = router_config([make(autoscaling={"maxReplicas": 4})], in_file).models
     assert not route.starts_from_zero
     assert route.scaling.backlog_seconds == ScalingTargets().backlog_seconds

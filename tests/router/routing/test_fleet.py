@@ -385,7 +385,12 @@ def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembere
     (state,) = fleet.states(0.0)
     assert (state.decoding, state.decode_slots, state.kv_use) == (0, 64, 0.5)
     # 0.8 s of work, in a mean over a minute.
-    assert fleet.prefill_load(0.0) == pytest.approx(0.8 / 60)
+    came = fleet.prompts(0.0)
+    assert came.load == pytest.approx(0.8 / 60)
+    (((seconds, count)),) = came.sizes
+    assert 0.8 <= seconds <= 0.8 * 2**0.5
+    assert count == 1
+    assert fleet.prompts(600.0).sizes == (), "long ago"
     # Of two prompts one waits.
     other = fleet.dispatch(request, decision, 0.1)
     assert (state.queued_prompts, state.queued_tokens) == (0, 0)
@@ -398,3 +403,26 @@ def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembere
     assert fleet.states(1.0)[0].kv_use == 0
     fleet.remove("a")
     assert fleet.usual_rate == 1000
+
+
+def test_the_pace_of_answers_is_seen_and_remembered() -> None:
+    fleet = Fleet(RoutingOptions())
+    assert fleet.decode_line is None
+    fleet.add("a", describe(num_kv_blocks=100), 0.0)
+    request = RouteRequest("r", [], 10, None, b"head")
+    tickets = []
+    for _ in range(2):
+        decision = fleet.choose(request, 0.0, eligible=["a"])
+        assert decision is not None
+        tickets.append(fleet.dispatch(request, decision, 0.0))
+    for ticket in tickets:
+        ticket.on_first_byte(1.0)
+    for ticket in tickets:
+        ticket.on_tokens(21, 2.0)
+    for ticket in tickets:
+        ticket.on_end(3.0, ok=True)
+    line = fleet.decode_line
+    assert line is not None
+    assert line.base + line.each * 1.5 == pytest.approx(0.1)  # 20 tokens in 2 s, one or two at once
+    fleet.remove("a")
+    assert fleet.decode_line == line
