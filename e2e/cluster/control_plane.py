@@ -161,6 +161,8 @@ class ControlPlane:
             "use-service-account-credentials": "true",
             "root-ca-file": self._authority.certificate,
             "service-account-private-key-file": self._layout.folder / "pki/service-accounts.key",
+            # The kubelets of a busy machine are late to come back after the API server was away.
+            "node-monitor-grace-period": "120s",
             "horizontal-pod-autoscaler-sync-period": "5s",
             "horizontal-pod-autoscaler-downscale-stabilization": "10s",
         }

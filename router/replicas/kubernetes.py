@@ -11,7 +11,7 @@ import os
 import random
 import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,22 +81,29 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-def ready_endpoints(slices: Iterable[EndpointSlice], port: str | int) -> list[Endpoint]:
+def ready_endpoints(
+    slices: Iterable[EndpointSlice], port: str | int, known: Container[str] = ()
+) -> list[Endpoint]:
     """The replicas that are ready and not terminating, each once, in the order of their ids.
 
     A replica is its pod, by UID: a pod that comes back with the address of another is another.
+    `known` ones stay when they are not ready any more, and the router's own probes tell of their
+    health: when the control plane loses sight of a node, as of all nodes while its API server is
+    away, it calls their pods not ready, and they serve on.
     """
     found: dict[str, Endpoint] = {}
     for piece in slices:
         number = _port_number(piece.ports or (), port)
         for endpoint in piece.endpoints or ():
             conditions = endpoint.conditions
-            if number is None or conditions.ready is False or conditions.terminating:
+            if number is None or conditions.terminating:
                 continue
             address = endpoint.addresses[0]
             host = f"[{address}]" if ":" in address else address
             uid = endpoint.target_ref.uid if endpoint.target_ref is not None else ""
             made = Endpoint(uid or f"{address}:{number}", f"http://{host}:{number}")
+            if conditions.ready is False and made.id not in known:
+                continue
             found.setdefault(made.id, made)  # a pod moves between slices, or has two addresses
     return sorted(found.values(), key=lambda endpoint: endpoint.id)
 
@@ -143,7 +150,7 @@ class ApiServer:
 
 
 class EndpointSliceDiscovery:
-    """The ready pods of a Service. See `Discovery`."""
+    """The pods of a Service that are ready, or were. See `Discovery`."""
 
     def __init__(
         self, service: KubernetesService, api: ApiServer, relist_seconds: float = RELIST_SECONDS
@@ -162,7 +169,8 @@ class EndpointSliceDiscovery:
             try:
                 async for _ in self._changes():
                     failed, retry = "", _RETRY_SECONDS
-                    now = ready_endpoints(self._slices.values(), self._service.port)
+                    known = {endpoint.id for endpoint in told or ()}
+                    now = ready_endpoints(self._slices.values(), self._service.port, known)
                     if now != told:
                         told = now
                         yield now

@@ -41,6 +41,17 @@ def test_ready_pods_count_and_terminating_ones_do_not() -> None:
     ]
 
 
+def test_known_pods_stay_until_they_terminate() -> None:
+    """The control plane calls all pods of a node not ready that it has lost sight of."""
+    piece = slice_of(
+        pod("a", "10.244.1.5", ready=False, serving=False, terminating=False),
+        pod("b", "10.244.1.6", ready=False, serving=False, terminating=False),
+        pod("c", "10.244.1.7", ready=False, serving=True, terminating=True),
+    )
+    kept = ready_endpoints([piece], "http", known={"a", "c", "gone"})
+    assert kept == [Endpoint("a", "http://10.244.1.5:8000")]
+
+
 def test_the_port_is_found_by_name_or_number() -> None:
     ports = [{"name": "metrics", "port": 9000}, {"name": "http", "port": 8000}]
     piece = slice_of(pod("a", "10.244.1.5"), ports=ports)
