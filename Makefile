@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help install demo test e2e lint format bench gpu-check crds requirements clean
+.PHONY: help install demo test e2e lint format bench gpu-check dashboards crds requirements clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ bench: install ## Measure the host's own cost with the simulated runner, and the
 
 gpu-check: install ## See in under 8 minutes what of the GPU path holds on this machine; writes docs/gpu-checks.md
 	@$(BIN)/python -m pagelet.bench.gpu_check $(ARGS)
+
+dashboards: install ## Write Grafana's dashboards and draw them, with what a real Prometheus finds (3 minutes)
+	@$(BIN)/python scripts/dashboards.py
+	@PYTHONPATH=tests:e2e:scripts E2E_BUILD=1 $(BIN)/python tests/charts/draw_dashboards.py
 
 crds: install ## Write the CRD, the chart's copy of it and its reference, from protocol/inference_service
 	@$(BIN)/python -m pagelet.protocol.inference_service.crd \

@@ -412,6 +412,15 @@ ENGINE: Final = Dashboard(
                     "reqps",
                     _rates("pagelet_rejected_requests_total", _ROUTER, "reason", "{{reason}}"),
                 ),
+                _panel(
+                    "GPU memory in use by others",
+                    "bytes",
+                    (
+                        f"max by (instance, gpu) (pagelet_gpu_foreign_memory_bytes{{{_ROUTER}}})",
+                        "{{instance}} {{gpu}}",
+                    ),
+                    description="Of the GPUs of a replica; at least. Empty on CPUs.",
+                ),
             ),
         ),
     ),

@@ -22,6 +22,7 @@ from pagelet.protocol.exposition import CONTENT_TYPE
 from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.router_metrics import DEMAND
 from support.exported import exported_samples, names_in
+from support.fake_gpu import pretend_foreign_memory
 from support.fleet import MODEL, in_order, replica, router, running
 from support.processes import wait_for
 from support.prometheus import NAMESPACE, Prometheus, prometheus
@@ -133,6 +134,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         rules = [ROOT / "charts/pagelet/files/alerts.yaml"]
         watching = stack.enter_context(prometheus(folder, jobs, rules))
         in_order(backends)
+        pretend_foreign_memory(backends[0], 0)
         stack.enter_context(running(gate))
         stop = threading.Event()
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
