@@ -10,6 +10,11 @@ import yaml
 
 from pagelet.protocol.inference_service import rules
 from pagelet.protocol.inference_service.kind import API_VERSION, KIND
+from pagelet.protocol.inference_service.kubectl_yaml import (
+    MOST_NODES,
+    KubectlLoader,
+    TooManyNodes,
+)
 from pagelet.protocol.inference_service.schema import Schema, spec_schema
 from pagelet.protocol.inference_service.secrets import read_secret
 from pagelet.protocol.inference_service.service import InferenceService, ServiceSpec
@@ -181,32 +186,37 @@ def _given(value: Any) -> str:
 
 
 def _documents(text: str, name: str) -> Iterator[_Document]:
+    if (wrong := yaml.reader.Reader.NON_PRINTABLE.search(text)) is not None:
+        line = text.count("\n", 0, wrong.start()) + 1
+        words = f"the character U+{ord(wrong[0]):04X} may not stand in it"
+        raise InvalidServices([f"{name}:{line}: is no YAML: {words}"])
+    loader = _Loader(text)
     try:
-        for node in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            if node is None:
-                continue
+        while loader.check_node():
+            node = loader.get_node()
             _check_nodes(node, name, {})
-            value = _Loader("").construct_document(node)
+            value = loader.construct_document(node)
             if value is None:
                 continue
             if not isinstance(value, dict):
                 line = node.start_mark.line + 1
                 raise InvalidServices([f"{name}:{line}: a document must be a mapping"])
             yield _Document(value, node)
+    except TooManyNodes:
+        words = f"holds more than {MOST_NODES:,} names and values; write fewer"
+        raise InvalidServices([f"{name}: {words}"]) from None
     except RecursionError as error:  # brackets without end, or an alias of what it stands in
         raise InvalidServices([f"{name}: is nested too deeply, or in itself"]) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise InvalidServices([f"{name}:{line}: is no YAML: {error.problem}"]) from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        words = f"the character U+{ord(text[error.position]):04X} may not stand in it"
-        raise InvalidServices([f"{name}:{line}: is no YAML: {words}"]) from error
+    finally:
+        loader.dispose()
 
 
-class _Loader(yaml.SafeLoader):
-    """Says where a value is that is not of its tag, such as a day without its month."""
+class _Loader(KubectlLoader):
+    """Says where a value is that is not of its tag, such as `!!int one`."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

@@ -98,7 +98,8 @@ def _union(info: inspect.UnionType) -> Schema:
         raise TypeError(f"no structural schema for {info}")
     text = schema_of(strings[0])
     del text["type"]
-    return {"x-kubernetes-int-or-string": True} | text
+    # Amounts and counts are what is written in either way; strings have a pattern without a sign.
+    return {"x-kubernetes-int-or-string": True, "minimum": 0} | text
 
 
 def _range(info: inspect.IntType | inspect.FloatType) -> Schema:

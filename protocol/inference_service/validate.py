@@ -66,8 +66,7 @@ def validate(value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
     elif isinstance(value, str):
         yield from _validate_string(value, schema, path)
     elif isinstance(value, int | float):
-        # Amounts and counts are, and a bound of the number could not be said beside a pattern.
-        yield from _validate_number(value, {"minimum": 0} if int_or_string else schema, path)
+        yield from _validate_number(value, schema, path)
 
 
 def _validate_object(value: dict[Any, Any], schema: Schema, path: Path) -> Iterator[Problem]:

