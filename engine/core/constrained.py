@@ -144,6 +144,7 @@ def _begin(
         request.structured.thinking,
         list(store.vocabulary.eos_token_ids),
         b"" if grammar is None else grammar.key,
+        num_words=mask_words(store.vocabulary.size),
     )
     for token_id in request.output_token_ids:
         if not answer.accept(token_id):

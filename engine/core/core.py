@@ -237,18 +237,17 @@ class EngineCore:
         return EngineCoreOutputs(time.monotonic(), outputs, stats)
 
     def _observe(self, step: _InFlight) -> None:
+        counts = [len(entry.draft_token_ids) for entry in step.plan.scheduled]
         decodes = sum(entry.num_tokens == 1 for entry in step.plan.scheduled)
-        drafts = 0
-        if self._speculation is not None:
-            counts = [len(entry.draft_token_ids) for entry in step.plan.scheduled]
-            decodes, drafts = decodes + sum(count > 0 for count in counts), sum(counts)
+        decodes, drafts = decodes + sum(count > 0 for count in counts), sum(counts)
         prompt_tokens = step.plan.num_tokens - decodes - drafts
         # With two in flight a step begins to run when the one before it ends.
         ended = step.ended or time.monotonic()
         seconds = ended - max(step.began, self._last_ended)
         self._budget.observe(prompt_tokens, decodes, seconds)
         self._speed.observe(prompt_tokens, decodes, seconds)
-        if self._speculation is not None and step.follows and not prompt_tokens:
+        guessed = step.waited or not drafts  # what grammars force alone tells nothing of guesses
+        if self._speculation is not None and step.follows and not prompt_tokens and guessed:
             drafts = drafts or sum(entry.num_proposals for entry in step.plan.scheduled)
             self._speculation.times.observe(decodes, drafts, step.waited, ended - self._last_ended)
         self._last_ended = ended

@@ -78,8 +78,7 @@ def activation_bytes(
 
     A formula, for where the step itself is not run (see `worst_step`).
     """
-    drafts = 0 if options.speculation is None else MAX_DRAFT_TOKENS
-    rows = options.scheduler.max_num_seqs + drafts
+    rows = options.scheduler.max_num_seqs + MAX_DRAFT_TOKENS
     sampling = rows * config.vocab_size * _SAMPLING_BYTES
     tokens = options.scheduler.max_num_batched_tokens
     return max(layer_bytes(config, tokens, max_model_len, dtype), sampling)

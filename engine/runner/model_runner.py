@@ -261,7 +261,7 @@ class ModelRunner:
             self._max_model_len,
             self.layout,
             options.cache.block_size,
-            drafts=0 if options.speculation is None else MAX_DRAFT_TOKENS,
+            drafts=MAX_DRAFT_TOKENS,
         )
 
         def run() -> None:

@@ -17,9 +17,9 @@ token while steps of other requests run (micro-batches, GPipe, arXiv 1811.06965)
 takes its share of the decodes, so that they fill the pipeline. Chunks of a prompt need no token and
 follow one another at once.
 
-Drafts of speculative decoding can only follow tokens whose values are here: `awaits_tokens` says
-when a step planned at once would miss some. Wrong ones are rolled back: `num_computed_tokens` falls
-back, and the blocks stay.
+Guesses of speculative decoding can only follow tokens whose values are here: `awaits_tokens` says
+when a step planned at once would miss some. Tokens that a grammar forces need no wait. Wrong
+guesses are rolled back: `num_computed_tokens` falls back, and the blocks stay.
 """
 
 import itertools
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from pagelet.engine.kv.manager import KVCacheManager
 from pagelet.engine.scheduler.budget import StepBudget
+from pagelet.engine.scheduler.drafts import plan_drafts
 from pagelet.engine.scheduler.planned_step import PlannedStep
 from pagelet.engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 from pagelet.engine.scheduler.request import Request, Status
@@ -187,6 +188,7 @@ class Scheduler:
 
     def _schedule_running(self, step: PlannedStep) -> None:
         index, needs_blocks = 0, self.kv.needs_blocks
+        no_drafts: Sequence[int] = ()
         running = self.running
         # Decodes come first, wherever in the order they stand.
         decodes = sum(
@@ -220,14 +222,15 @@ class Scheduler:
                     continue
             else:
                 step.decodes_left -= 1
-            gained, drafts = None, None
-            if self.speculation is not None:
-                drafts = None if is_prompt else self._draft(step, request, self.speculation)
-                ahead = self._tokens_ahead(request, tokens + len(drafts or ()), self.speculation)
+            gained, drafts = None, no_drafts
+            if self.speculation is not None or request.constraint is not None:
+                if not is_prompt:
+                    drafts = plan_drafts(step, request, self.speculation, len(running))
+                ahead = self._tokens_ahead(request, tokens + len(drafts))
                 if ahead > tokens and needs_blocks(request, ahead):
                     gained = self.kv.allocate(request, ahead, spare=len(running))
                     if gained is None:
-                        drafts = None
+                        drafts = ()
             if gained is None and needs_blocks(request, tokens):
                 gained = self.kv.allocate(request, tokens)
                 while gained is None:
@@ -247,22 +250,14 @@ class Scheduler:
             self._put(step, request, entry, is_prompt=is_prompt)
             index += 1
 
-    def _draft(
-        self, step: PlannedStep, request: Request, speculation: Speculation
-    ) -> list[int] | None:
-        """Drafts for a request that needs one token."""
-        if request.num_pending_tokens:
-            return None
-        # A step brings one token more than it has right drafts, and that one is not computed.
-        room = request.max_total_tokens - len(request.token_ids) - 1
-        most = min(room, step.drafts_left, step.tokens_left - 1 - step.decodes_left)
-        drafts = speculation.drafts(request, most, len(self.running))
-        step.drafts_left -= len(drafts)
-        return drafts
-
-    def _tokens_ahead(self, request: Request, num_tokens: int, speculation: Speculation) -> int:
+    def _tokens_ahead(self, request: Request, num_tokens: int) -> int:
         """Tokens to have blocks for: `num_tokens`, and what a draft model may propose after."""
-        if speculation.uses_model and speculation.is_active(request, len(self.running)):
+        speculation = self.speculation
+        if (
+            speculation is not None
+            and speculation.uses_model
+            and speculation.is_active(request, len(self.running))
+        ):
             num_tokens += speculation.options.num_speculative_tokens
         return min(num_tokens, request.max_total_tokens - request.num_computed_tokens)
 

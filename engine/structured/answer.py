@@ -8,6 +8,9 @@ import numpy as np
 from pagelet.engine.structured.backend import MaskRow, Matcher
 from pagelet.protocol.structured import Thinking
 
+_MOST_FORCED = 16
+"""Looked for at once."""
+
 
 class ConstrainedAnswer:
     """A matcher, and the thinking that may come before what it matches; without a matcher every
@@ -24,13 +27,20 @@ class ConstrainedAnswer:
         thinking: Thinking | None,
         eos_token_ids: list[int],
         grammar_key: bytes = b"",
+        *,
+        num_words: int,
     ) -> None:
+        """`num_words` is the length of a `MaskRow`."""
         self._matcher = matcher
         self._thinking = thinking
         self._eos_token_ids = eos_token_ids
         self._thinks = thinking is not None and thinking.begun
         self._may_begin = thinking is not None and not thinking.begun
         self._num_thoughts = 0
+        self._num_words = num_words
+        self._forced: tuple[int, ...] = ()
+        self._row: MaskRow | None = None
+        """The mask after the forced tokens, once it is known."""
         self.grammar_key = grammar_key
         """Of the grammar that the matcher was made from."""
         self.error = ""
@@ -49,6 +59,10 @@ class ConstrainedAnswer:
 
     def accept(self, token_id: int) -> bool:
         """Goes on by one token; False if it is not allowed here."""
+        if self._forced and self._forced[0] == token_id:
+            self._forced = self._forced[1:]
+        else:
+            self._forced, self._row = (), None
         thinking = self._thinking
         if thinking is not None:
             if self._thinks:
@@ -67,6 +81,46 @@ class ConstrainedAnswer:
 
     def fill(self, row: MaskRow) -> bool:
         """Writes which tokens may come next; False if none may."""
+        if self._forced:
+            row.fill(0)
+            _set_bit(row, self._forced[0], True)
+            return True
+        if self._row is None:
+            if not self._fill(row):
+                return False
+            self._row = row.copy()
+        else:
+            np.copyto(row, self._row)
+        return True
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that must come next, each the only one allowed in its place; perhaps not all that
+        there are."""
+        if self._forced:
+            return self._forced
+        row = self._row
+        if row is None:
+            row = np.empty(self._num_words, np.int32)
+            if not self._fill(row):
+                return ()
+            self._row = row
+        run: list[int] = []
+        ahead = self
+        while row is not None and len(run) < _MOST_FORCED:
+            token_id = _only_token(row)
+            if token_id is None or token_id in self._eos_token_ids:
+                break
+            if not run:
+                ahead = self.fork()
+            run.append(token_id)
+            row = np.empty(self._num_words, np.int32)
+            if not ahead.accept(token_id) or ahead.finished or not ahead._fill(row):
+                row = None
+        if run:
+            self._forced, self._row = tuple(run), row
+        return self._forced
+
+    def _fill(self, row: MaskRow) -> bool:
         if self._thinks:
             assert self._thinking is not None
             budget = self._thinking.budget
@@ -88,6 +142,15 @@ class ConstrainedAnswer:
             assert self._thinking is not None
             _set_bit(row, self._thinking.begin_token_id, True)
         return True
+
+
+def _only_token(row: MaskRow) -> int | None:
+    """The token of a mask that allows no other."""
+    if np.count_nonzero(row) != 1:  # nearly always
+        return None
+    index = int(np.flatnonzero(row)[0])
+    word = int(row[index]) & 0xFFFFFFFF
+    return None if word & (word - 1) else 32 * index + word.bit_length() - 1
 
 
 def _set_bit(row: MaskRow, token_id: int, value: bool) -> None:

@@ -3,12 +3,15 @@
 import json
 import threading
 
+import numpy as np
 import pytest
 
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.runner.simulated import SimulatedExecutor
 from pagelet.engine.source import resolve_model
+from pagelet.engine.structured.answer import ConstrainedAnswer
+from pagelet.engine.structured.compile import mask_words
 from pagelet.engine.structured.json_schema import json_schema_grammar
 from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.engine.structured.store import GrammarStore
@@ -282,3 +285,97 @@ def test_an_answer_that_does_not_think_has_no_budget(make_core):
     tokens, _ = run(make_core(), [plain])
     assert len(tokens[1]) == 159
     assert 18 not in tokens[1][:5]
+
+
+FIXED = json_schema_grammar(
+    {
+        "type": "object",
+        "properties": {
+            "place": {
+                "const": {"city": "San Francisco", "note": "A constant text that is forced."}
+            },
+            "colour": {"enum": ["red", "green"]},
+        },
+        "required": ["place", "colour"],
+        "additionalProperties": False,
+    },
+    "guided_json",
+)
+
+
+def steps_of(core, wanted):
+    """Tokens of each request, and the steps that brought any of the first."""
+    steps = 0
+    step = core.step
+
+    def counting():
+        nonlocal steps
+        outputs = step()
+        steps += any(
+            output.request_id == wanted[0].request_id and output.new_token_ids
+            for output in outputs.outputs
+        )
+        return outputs
+
+    core.step = counting
+    tokens, _ = run(core, wanted)
+    return tokens, steps
+
+
+@pytest.mark.parametrize(
+    ("async_scheduling", "stages", "speculation"),
+    [
+        (True, 1, None),
+        (False, 1, None),
+        (True, 3, None),
+        (True, 1, SpeculationOptions(method="ngram", adaptive=False, num_speculative_tokens=2)),
+    ],
+)
+def test_what_a_grammar_forces_takes_no_steps_of_its_own(
+    make_core, vocabulary, monkeypatch, async_scheduling, stages, speculation
+):
+    def make(num_blocks=400):
+        return make_core(
+            num_blocks=num_blocks,
+            async_scheduling=async_scheduling,
+            stages=stages,
+            speculation=speculation,
+        )
+
+    wanted = [request(i, FIXED if i < 4 else None, max_tokens=90) for i in range(1, 5)]
+    tokens, steps = steps_of(make(), wanted)
+    assert steps < len(tokens[1]) - 5
+    crowded, _ = steps_of(make(num_blocks=33), wanted)
+    half = [request(i, FIXED, output=tokens[i][: len(tokens[i]) // 2]) for i in range(1, 4)]
+    resumed, _ = run(make(), half)
+    for each in half:
+        assert each.output_token_ids + resumed[each.request_id] == tokens[each.request_id]
+    cut, _ = run(make(), [request(1, FIXED, max_tokens=21)])
+    assert cut[1] == tokens[1][:21]
+    monkeypatch.setattr(ConstrainedAnswer, "forced", lambda answer: ())
+    slowly, most_steps = steps_of(make_core(), wanted)
+    assert slowly == tokens == crowded
+    assert most_steps == len(tokens[1])
+    answer = json.loads(text_of(vocabulary, tokens[1]))
+    assert answer["place"]["note"] == "A constant text that is forced."
+
+
+def test_forced_tokens_are_the_only_ones_allowed(make_core, vocabulary, store):
+    tokens, _ = run(make_core(), [request(1, FIXED)])
+    words = mask_words(vocabulary.size)
+    looks = ConstrainedAnswer(store.compile(FIXED).result().fork(), None, [2], num_words=words)
+    plain = looks.fork()
+    longest = 0
+    for token in tokens[1]:
+        forced = looks.forced()
+        longest = max(longest, len(forced))
+        rows = np.empty((2, words), np.int32)
+        assert looks.fill(rows[0])
+        assert plain.fill(rows[1])
+        assert (rows[0] == rows[1]).all()
+        assert (np.bitwise_count(rows.view(np.uint32)).sum(axis=1) == 1).all() == bool(forced)
+        assert not forced or forced[0] == token
+        assert looks.accept(token)
+        assert plain.accept(token)
+    assert looks.finished
+    assert longest > 4

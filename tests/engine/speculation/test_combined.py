@@ -18,6 +18,7 @@ from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.runner.draft_model import DraftSource
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.source import resolve_model
+from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.engine.structured.json_schema import json_schema_grammar
 from pagelet.engine.structured.store import GrammarStore
 from pagelet.engine.structured.vocabulary import make_vocabulary
@@ -34,6 +35,7 @@ MAX_MODEL_LEN = 128
 IDS = itertools.count()
 COLOURS = {"type": "array", "items": {"enum": ["red", "green", 17]}, "minItems": 3, "maxItems": 6}
 GRAMMAR = json_schema_grammar(COLOURS, "guided_json")
+FIXED = json_schema_grammar({"enum": [["A constant text", n] for n in "ab"]}, "guided_json")
 COMMON: dict[str, Any] = {"num_speculative_tokens": 3, "adaptive": False}
 SPECULATIONS = {
     "ngram": SpeculationOptions(method="ngram", prompt_lookup_min=1, **COMMON),
@@ -121,7 +123,9 @@ def run(core: EngineCore, wanted: list[dict[str, Any]]) -> tuple[list[EngineCore
                 prompt_token_ids=list(each["prompt"]),
                 params=SamplingParams(**each["params"]),
                 eos_token_ids=[2],
-                structured=StructuredOutput(GRAMMAR, None) if each["has_grammar"] else None,
+                structured=StructuredOutput(each.get("grammar", GRAMMAR), None)
+                if each["has_grammar"]
+                else None,
             )
         )
     drafted = accepted = 0
@@ -166,3 +170,32 @@ def test_drafts_change_nothing(cores, vocabulary) -> None:
     for counts in drafts.values():
         drafted, accepted = map(sum, zip(*counts, strict=True))
         assert drafted > accepted > 0, "drafts must have been right and wrong"
+
+
+def test_what_a_grammar_forces_changes_nothing(cores, monkeypatch) -> None:
+    params = {"max_tokens": 60, "temperature": 1.0, "repetition_penalty": 1.2, "logprobs": 2}
+    wanted = [
+        {
+            "prompt": [300 + seed],
+            "has_grammar": True,
+            "grammar": FIXED,
+            "params": {**params, "seed": seed},
+        }
+        for seed in range(4)
+    ]
+    jumps = []
+    forced = ConstrainedAnswer.forced
+
+    def noting(answer: ConstrainedAnswer) -> tuple[int, ...]:
+        jumps.append(len(found := forced(answer)))
+        return found
+
+    monkeypatch.setattr(ConstrainedAnswer, "forced", noting)
+    answers, _, _ = run(cores[None], wanted)
+    assert max(jumps) > 1
+    monkeypatch.setattr(ConstrainedAnswer, "forced", lambda answer: ())
+    for ours, plain in zip(answers, run(cores[None], wanted)[0], strict=True):
+        assert ours.new_token_ids == plain.new_token_ids
+        for mine, other in zip(ours.logprobs or [], plain.logprobs or [], strict=True):
+            assert mine.token_ids == other.token_ids
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-9)
