@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,9 @@ from pagelet.bench.server import ServerFailed
 from pagelet.bench.tune.search import Settings, Trial, coordinate_search
 from pagelet.bench.tune.trial import Goal, evaluate, serve_flags
 from pagelet.engine.load_tokenizer import load_tokenizer
+from pagelet.engine.runner.device import choose_device
 from pagelet.engine.source import resolve
+from pagelet.kernels.cpu.cores import usable_cores
 from pagelet.protocol.errors import ModelSourceError
 
 SPACE: dict[str, tuple[int | str, ...]] = {
@@ -26,9 +29,9 @@ SPACE: dict[str, tuple[int | str, ...]] = {
     "max_num_seqs": (2, 4, 8, 16, 32, 64, 128, 256),
 }
 START: Settings = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
-QUANTIZATIONS: tuple[int | str, ...] = ("none", "int8", "int4")
-_SECTIONS = {"quantization": "model"}
-"""Of the typed configuration, for settings that are not the scheduler's."""
+QUANTIZATIONS: tuple[int | str, ...] = ("auto", "int8", "int4")
+_FIELDS = {"quantization": ("model", "quantization"), "cpu_threads": ("cpu", "threads")}
+"""Section and name in the typed configuration, of settings that are not the scheduler's."""
 _RESULT_VERSION = 1
 
 
@@ -75,6 +78,9 @@ def tune(
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     arguments = serve_arguments or []
     start, space = dict(START), dict(SPACE)
+    threads = thread_counts(arguments)
+    if len(threads) > 1:
+        start["cpu_threads"], space["cpu_threads"] = threads[-1], threads
     if allow_quantization:
         start["quantization"], space["quantization"] = QUANTIZATIONS[0], QUANTIZATIONS
     try:
@@ -115,11 +121,21 @@ def tune(
     console.print(yaml_snippet(best.settings), markup=False)
 
 
+def thread_counts(serve_arguments: Sequence[str]) -> tuple[int, ...]:
+    """To try on a CPU: all cores that there are, half of them, and so on; none on a GPU, or where
+    the arguments say how many."""
+    asked = {argument.partition("=")[0] for argument in serve_arguments}
+    if "--cpu-threads" in asked or choose_device("auto").type != "cpu":
+        return ()
+    cores = usable_cores()
+    return tuple(sorted({max(1, cores >> halvings) for halvings in range(cores.bit_length())}))
+
+
 def yaml_snippet(settings: Settings) -> str:
     """Settings as the sections of the typed configuration spell them."""
     sections: dict[str, list[str]] = {}
-    for name, value in settings.items():
-        section = _SECTIONS.get(name, "scheduler")
+    for setting, value in settings.items():
+        section, name = _FIELDS.get(setting, ("scheduler", setting))
         sections.setdefault(section, [f"{section}:"]).append(f"  {name}: {value}")
     return "\n".join(line for lines in sections.values() for line in lines)
 

@@ -53,9 +53,10 @@ def coordinate_search(
     max_trials: int,
     margin: float = 0.03,
 ) -> tuple[Trial, list[Trial]]:
-    """Changes one setting at a time, along its ordered values in `space`, for as long as that
-    makes the score better by more than `margin`; ends when no single change does, or after
-    `max_trials` (at least 1). Returns the best trial, and all in the order in which they ran.
+    """Changes one setting at a time, for as long as that makes the score better by more than
+    `margin`: a number along its ordered values in `space`, a name to each other one. Ends when no
+    single change does, or after `max_trials` (at least 1). Returns the best trial, and all in the
+    order in which they ran.
     """
     trials: list[Trial] = []
 
@@ -75,6 +76,12 @@ def coordinate_search(
     while improved:
         improved = False
         for name, values in space.items():
+            if isinstance(best.settings[name], str):
+                for value in values:
+                    trial = attempt(best.settings | {name: value})
+                    if trial is not None and trial.score.beats(best.score, margin):
+                        best, improved = trial, True
+                continue
             for step in (-1, 1):
                 while (index := values.index(best.settings[name]) + step) in range(len(values)):
                     trial = attempt(best.settings | {name: values[index]})

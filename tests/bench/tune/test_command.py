@@ -4,15 +4,25 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pagelet.bench.cli import app
-from pagelet.bench.tune.command import QUANTIZATIONS, SPACE, START, yaml_snippet
+from pagelet.bench.tune.command import (
+    QUANTIZATIONS,
+    SPACE,
+    START,
+    thread_counts,
+    yaml_snippet,
+)
 from pagelet.bench.tune.trial import serve_flags
 from pagelet.cli.serve import serve
 from pagelet.protocol.config import SchedulerOptions
 
-SIMULATED = ("--", "--runner", "simulated", "--simulated-step-seconds", "0.002")
+SIMULATED = (
+    *("--", "--runner", "simulated", "--simulated-step-seconds", "0.002"),
+    *("--cpu-threads", "1"),
+)
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -58,10 +68,20 @@ def test_a_server_that_does_not_start_is_told_in_its_own_words() -> None:
 
 def test_all_settings_are_options_of_serve_and_of_the_configuration() -> None:
     names = serve.__annotations__
-    for name in (*SPACE, "quantization"):
+    for name in (*SPACE, "quantization", "cpu_threads"):
         assert name in names
     assert SPACE.keys() <= set(SchedulerOptions.__struct_fields__)
     assert all(START[name] in SPACE[name] for name in SPACE)
+
+
+def test_all_cores_and_fewer_are_tried_unless_the_user_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pagelet.bench.tune.command.usable_cores", lambda: 12)
+    monkeypatch.setattr("pagelet.bench.tune.command.choose_device", lambda _: torch.device("cpu"))
+    assert thread_counts(["--dtype", "bfloat16"]) == (1, 3, 6, 12)
+    assert thread_counts(["--cpu-threads", "4"]) == thread_counts(["--cpu-threads=4"]) == ()
+    assert yaml_snippet({"cpu_threads": 6}) == "cpu:\n  threads: 6"
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

@@ -60,6 +60,19 @@ def test_the_peak_of_a_hill_is_found_from_anywhere(
     assert len(trials) < 5 * 4  # not all
 
 
+def test_names_have_no_order() -> None:
+    """The best one may stand behind one that is worse than the first."""
+    rates = {"auto": 10.0, "int8": 8.0, "int4": 15.0}
+    best, trials = coordinate_search(
+        {"quantization": "auto"},
+        {"quantization": tuple(rates)},
+        lambda settings: Score(rates[str(settings["quantization"])], 1.0),
+        100,
+    )
+    assert best.settings == {"quantization": "int4"}
+    assert len(trials) == len(rates)
+
+
 def test_noise_changes_nothing() -> None:
     best, trials = coordinate_search(
         START, SPACE, lambda settings: Score(10.0 + 0.2 * (settings != START), 1.0), 100
