@@ -250,6 +250,14 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
     ),
     Rule(
         part=EngineSpec,
+        field="responseStore",
+        holds=f"!has(self.responseStore) || {_enough('self.responseStore')}",
+        message="{size} is less than 1Mi: write a unit, such as {size}Mi",
+        values={"size": ("self.responseStore", lambda e: e.response_store)},
+        check=lambda e: not _few_bytes(e.response_store),
+    ),
+    Rule(
+        part=EngineSpec,
         field="simulated",
         holds="!has(self.simulated) || self.runner == 'simulated'",
         message="is the time model of another runner: set runner: simulated, or leave it out",

@@ -120,6 +120,12 @@ BROKEN = [
         "adapters of the same names",
     ),
     Broken(
+        "store without a unit",
+        service(engine={"responseStore": 256}),
+        "spec.engine.responseStore",
+        "256 is less than 1Mi: write a unit, such as 256Mi",
+    ),
+    Broken(
         "body without a unit",
         service(engine={"maxBody": 16}),
         "spec.engine.maxBody",

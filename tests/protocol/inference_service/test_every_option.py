@@ -73,6 +73,7 @@ SET: dict[str, tuple[dict[str, Any], Any]] = {
     "device": ({"accelerator": GPU}, "cuda"),
     "max_queue": ({"engine": {"maxQueue": 5}}, 5),
     "max_body_bytes": ({"engine": {"maxBody": "3Mi"}}, 3 << 20),
+    "response_store": ({"engine": {"responseStore": "256Mi"}}, 256 << 20),
     "drain_timeout": ({"rollout": {"drainSeconds": 30}}, 30),
     "step_timeout": ({"engine": {"stepTimeoutSeconds": 11.5}}, 11.5),
     "tool_call_parser": ({"engine": {"toolCallParser": "hermes"}}, "hermes"),
