@@ -10,11 +10,14 @@ from pagelet.bench.gpu_check.check import Check
 from pagelet.kernels.dispatch import REFERENCE, Op
 from pagelet.kernels.embedding import embedding
 from pagelet.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from pagelet.kernels.kv_write.reference import kv_write
 from pagelet.kernels.linear import grouped_linear
 from pagelet.kernels.linear.grouped import GroupedWeight
+from pagelet.kernels.lora import AdapterRows, AdapterTable, LowRank, add_adapters
 from pagelet.kernels.moe import moe
 from pagelet.kernels.moe.experts import GroupedExperts
 from pagelet.kernels.paged_attention import paged_attention
+from pagelet.kernels.paged_attention.pages import token_size
 from pagelet.kernels.rms_norm import add_rms_norm, rms_norm
 from pagelet.kernels.rotary import rotary_kv_write
 from pagelet.kernels.sample import sample
@@ -61,19 +64,21 @@ class Case:
 
 
 def _attention(
-    query_lens: list[int], seq_lens: list[int], **options: Any
+    query_lens: list[int],
+    seq_lens: list[int],
+    cache_dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]]:
     def make(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
         order = torch.randperm(_BLOCKS - 1, generator=torch.Generator().manual_seed(1)) + 1
         width = -(-max(seq_lens) // _BLOCK)
         table = torch.zeros(len(seq_lens), width, dtype=torch.int32)
-        cache = maker(2, _BLOCKS, _KV_HEADS, _BLOCK, _DIM)
+        cache = _cache(maker, cache_dtype or maker.dtype)
         taken = 0
         for row, length in enumerate(seq_lens):
             blocks = -(-length // _BLOCK)
             table[row, :blocks] = order[taken : taken + blocks]
             taken += blocks
-        cache[:, 0] = torch.nan  # the null block, which nobody may read
         starts = torch.tensor([0, *query_lens]).cumsum(0)
         tensors = [starts, torch.tensor(seq_lens), table]
         return (
@@ -88,6 +93,39 @@ def _attention(
             "scale": _DIM**-0.5,
             **options,
         }
+
+    return make
+
+
+def _cache(maker: Maker, dtype: torch.dtype) -> torch.Tensor:
+    """Full of keys and values, but for the null block, which nobody may read."""
+    shape = 2, _BLOCKS, _KV_HEADS, _BLOCK, token_size(_DIM, dtype)
+    if dtype == torch.int8:
+        cache = torch.zeros(shape, dtype=dtype, device=maker.device)
+        tokens = _BLOCK * _BLOCKS
+        key, value = maker(tokens, _KV_HEADS, _DIM), maker(tokens, _KV_HEADS, _DIM)
+        kv_write(key, value, cache, torch.arange(tokens, device=maker.device))
+        cache[:, 0] = -1  # scales of NaN
+        return cache
+    values = maker(*shape)
+    values[:, 0] = torch.nan
+    return values.to(dtype)
+
+
+def _adapters(tokens: int) -> Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Of three ranks, and rows without any."""
+
+    def make(maker: Maker) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = [_HIDDEN, 256, 256]
+        table = AdapterTable(4, sizes, 64, maker.device)
+        for slot, rank in enumerate((8, 40, 64)):
+            parts = [
+                LowRank(maker(rank, _HIDDEN) * _HIDDEN**-0.5, maker(size, rank)) for size in sizes
+            ]
+            table.put(slot, [None, *parts[1:]] if slot == 1 else parts)
+        rows = AdapterRows(tokens, maker.device)
+        rows.set([(slot, torch.arange(slot, tokens, 4)) for slot in range(3)])
+        return (maker(tokens, sum(sizes)), maker(tokens, _HIDDEN), table, rows), {}
 
     return make
 
@@ -187,6 +225,19 @@ CASES = [
         paged_attention,
         _attention([1, 40, 1], [300, 150, 9], softcap=20.0),
     ),
+    Case("attention, split decode", paged_attention, _attention([1] * 2, [700, 200])),
+    Case(
+        "attention, FP8 cache",
+        paged_attention,
+        _attention([1, 5, 1], [300, 150, 9], cache_dtype=torch.float8_e4m3fn),
+    ),
+    Case(
+        "attention, int8 cache",
+        paged_attention,
+        _attention([1, 5, 1], [300, 150, 9], cache_dtype=torch.int8),
+    ),
+    Case("adapters, decode", add_adapters, _adapters(13), changed=0),
+    Case("adapters, prefill", add_adapters, _adapters(900), changed=0),
     Case("moe, decode", moe, _moe(3)),
     Case("moe, prefill", moe, _moe(70)),
     Case("moe of int8, decode", moe, _quantized_moe(3)),
@@ -206,10 +257,17 @@ CASES = [
 ]
 
 
-def check_kernels(device: torch.device, cases: list[Case] = CASES) -> Iterator[Check]:
-    """Each case in each element type; the words have the largest error."""
+def check_kernels(
+    device: torch.device, cases: list[Case] = CASES, skip: int = 0
+) -> Iterator[Check]:
+    """Each case in each element type, without the first `skip` of them; the words have the largest
+    error."""
+    number = 0
     for case in cases:
         for dtype in case.dtypes:
+            number += 1
+            if number <= skip:
+                continue
             name = f"{case.name}, {str(dtype).removeprefix('torch.')}"
             limit = 0.0 if case.exact else TOLERANCE[dtype]
             try:

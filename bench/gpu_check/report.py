@@ -2,8 +2,11 @@
 
 import datetime
 import importlib.metadata
+import platform
 import re
 from collections.abc import Mapping, Sequence
+
+import torch
 
 from pagelet.bench.gpu_check.check import Check
 
@@ -46,8 +49,36 @@ def section(gpu: str, facts: Mapping[str, str], checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def versions(driver: str, cuda: str, nccl: str) -> dict[str, str]:
-    """What a run depends on."""
-    facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")}
-    facts |= {name: importlib.metadata.version(name) for name in ("pagelet", "torch", "triton")}
-    return facts | {"driver": driver, "CUDA": cuda, "NCCL": nccl}
+def read_facts() -> dict[str, str]:
+    """The name of the device, and what a run depends on. Raises RuntimeError if it cannot be
+    used."""
+    facts = {
+        "device": platform.machine(),
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+    }
+    facts |= {name: importlib.metadata.version(name) for name in ("pagelet", "triton")}
+    facts["torch"] = str(torch.__version__)
+    facts["Python"] = platform.python_version()
+    if not torch.cuda.is_available():
+        return facts
+    torch.zeros(1, device="cuda").item()
+    of_gpu = torch.cuda.get_device_properties(0)
+    facts["device"] = of_gpu.name
+    facts["compute capability"] = f"{of_gpu.major}.{of_gpu.minor}"
+    facts["memory"] = f"{of_gpu.total_memory / 1e9:,.1f} GB"
+    facts["GPUs"] = str(torch.cuda.device_count())
+    facts["CUDA"] = str(torch.version.cuda)
+    nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    facts["NCCL"] = ".".join(map(str, nccl))
+    facts["driver"] = _driver()
+    return facts
+
+
+def _driver() -> str:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
