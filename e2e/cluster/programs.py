@@ -1,4 +1,4 @@
-"""Kubernetes, Helm, CoreDNS, Prometheus and KEDA, built from their Go modules.
+"""Kubernetes, Helm, CoreDNS, Prometheus, its adapter and KEDA, built from their Go modules.
 
 A cluster's programs are usually downloaded; a machine that reaches package registries alone can
 still build them, with every module pinned by `go.sum`. What was built lies in the cache under a
@@ -86,6 +86,8 @@ METRICS_SERVER: Final = Program(
     package="sigs.k8s.io/metrics-server/cmd/metrics-server",
     cold_build="2 minutes",
 )
+ADAPTER_RULE: Final = Program("adapter-rule", cold_build="2 minutes")
+"""Prometheus-adapter's provider of external metrics, which answers one question."""
 
 
 def _environment() -> Mapping[str, str]:

@@ -19,11 +19,11 @@ from support.processes import wait_for
 
 def promtool() -> str:
     """Its path. Skips the test where there is none."""
-    return _program(PROMTOOL)
+    return program_path(PROMTOOL)
 
 
-def _program(program: Program) -> str:
-    """`E2E_BUILD=1` has it built, which takes minutes."""
+def program_path(program: Program) -> str:
+    """Skips the test where it was not built; `E2E_BUILD=1` has it built, which takes minutes."""
     if is_built(program) or os.environ.get("E2E_BUILD"):
         return str(build(program))
     if (found := shutil.which(program.name)) is not None:
@@ -59,7 +59,7 @@ def prometheus(
     folder: Path, jobs: Mapping[str, Sequence[str]], rules: Sequence[Path] = ()
 ) -> Iterator[Prometheus]:
     """Scrapes `jobs`, of addresses HOST:PORT, every second. Skips the test where there is none."""
-    program = _program(PROMETHEUS)
+    program = program_path(PROMETHEUS)
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in rules],
