@@ -30,11 +30,6 @@ def make_executor(
             "--speculative-config is for models that generate, and this one does not: leave it out"
         )
     drafts = options.speculation is not None and options.speculation.method == "draft_model"
-    if drafts and options.parallel.pipeline_parallel_size > 1:
-        raise ConfigurationError(
-            "a draft model does not run beside a pipeline: take the method ngram, or leave "
-            "--pipeline-parallel-size out"
-        )
     if options.runner == "simulated":
         if config.pooling is not None:
             raise ConfigurationError("--runner simulated only generates: give --task generate")

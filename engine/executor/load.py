@@ -44,7 +44,7 @@ def load_runner(
             ranks=ranks,
             num_real_tokens=num_real_tokens,
             stage=stage,
-            draft=_draft_source(options, progress),
+            draft=_draft_source(options, progress) if ranks.pp.is_last else None,
         )
     except ModelSourceError as error:
         raise ConfigurationError(str(error)) from error

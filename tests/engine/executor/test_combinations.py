@@ -20,7 +20,6 @@ DRAFT = SpeculationOptions(method="draft_model", model="some/model")
     [
         (EMBEDS, NGRAM, 1, "model", "--speculative-config is for models that generate"),
         (EMBEDS, None, 1, "simulated", "only generates"),
-        (LLAMA, DRAFT, 2, "model", "does not run beside a pipeline"),
         (LLAMA, DRAFT, 1, "simulated", "runs no draft model"),
     ],
 )

@@ -154,6 +154,7 @@ def tiny_draft(folder: Path) -> SpeculationOptions:
     [
         pytest.param(2, 2, "ngram", id="pp2-tp2-ngram"),
         pytest.param(2, 1, "draft_model", id="tp2-draft"),
+        pytest.param(2, 2, "draft_model", id="pp2-tp2-draft"),
     ],
 )
 def test_adapters_and_drafts_on_ranks_give_the_tokens_of_one_process(
