@@ -11,8 +11,8 @@ from typing import Any
 
 from pagelet.agent.doctor.checks import Finding, Status, format_bytes
 
-_LEAST_CAPABILITY = (7, 5)
-_BFLOAT16_CAPABILITY = (8, 0)
+_LEAST_CAPABILITY = (8, 0)
+"""Of the oldest architecture in `kernels/gpu/architectures.py`."""
 
 
 def check_gpus(*, needed: int = 0) -> list[Finding]:
@@ -111,8 +111,6 @@ def check_gpu(
             "fail",
             f"a GPU of compute capability {_dotted(_LEAST_CAPABILITY)} is the least",
         )
-    elif capability < _BFLOAT16_CAPABILITY:
-        status, advice = "warn", "it has no bfloat16: give --dtype float16"
     elif free < 0.9 * total:
         status = "warn"
         advice = (

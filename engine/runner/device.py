@@ -6,6 +6,7 @@ import numpy.typing as npt
 import torch
 
 from pagelet.engine.errors import ConfigurationError
+from pagelet.kernels.gpu.architectures import of_device
 from pagelet.protocol.config import ModelOptions
 
 _DTYPES = {
@@ -31,6 +32,15 @@ def choose_device(asked: str, rank: int = 0) -> torch.device:
             else "torch sees no CUDA device: check the driver, or give --device cpu"
         )
     return torch.device("cuda", rank)
+
+
+def check_kernels_run(device: torch.device) -> None:
+    """Raises `ConfigurationError` for a GPU that kernels cannot be compiled for."""
+    if device.type == "cuda":
+        try:
+            of_device(device)
+        except RuntimeError as error:
+            raise ConfigurationError(f"{error}; take another GPU, or --device cpu") from error
 
 
 def choose_dtype(options: ModelOptions, checkpoint_dtype: str, device: torch.device) -> torch.dtype:

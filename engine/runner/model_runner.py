@@ -20,7 +20,12 @@ from pagelet.engine.runner.cpu_forward import (
     limit_threads,
     why_not_recorded,
 )
-from pagelet.engine.runner.device import choose_device, choose_dtype, to_device
+from pagelet.engine.runner.device import (
+    check_kernels_run,
+    choose_device,
+    choose_dtype,
+    to_device,
+)
 from pagelet.engine.runner.draft_model import (
     DraftModel,
     DraftSource,
@@ -98,6 +103,7 @@ class ModelRunner:
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
         tp, self._pp = ranks.tp, ranks.pp
         self.device = choose_device(options.device, device_index)
+        check_kernels_run(self.device)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
         compile_kernels(self.device, stage)
         limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)

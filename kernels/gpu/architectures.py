@@ -46,7 +46,8 @@ ARCHITECTURES = {
 
 
 def of_device(device: torch.device) -> Architecture:
-    """The entry of a GPU: its own, or the last one before it (sm_86 has sm_80's settings).
+    """The entry of a GPU: its own, or the last one before it (sm_86 has sm_80's settings), with the
+    processors and the shared memory that this GPU has: sm_86 has 99 KiB of sm_80's 163.
 
     Raises RuntimeError for a GPU that is older than all entries.
     """
@@ -54,9 +55,19 @@ def of_device(device: torch.device) -> Architecture:
     if torch.version.hip:
         name = properties.gcnArchName.split(":")[0]
         if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+            return _limited(ARCHITECTURES[name], properties.multi_processor_count, None)
         raise RuntimeError(f"{properties.name} ({name}) is none of: {', '.join(ARCHITECTURES)}")
-    return _of_capability(properties.major, properties.minor, properties.name)
+    return _limited(
+        _of_capability(properties.major, properties.minor, properties.name),
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+    )
+
+
+def _limited(entry: Architecture, processors: int, shared_bytes: int | None) -> Architecture:
+    """An entry with what one of its GPUs has, of shared memory at most as much as the entry."""
+    most = min(entry.shared_bytes, shared_bytes or entry.shared_bytes)
+    return dataclasses.replace(entry, processors=processors, shared_bytes=most)
 
 
 def _of_capability(major: int, minor: int, gpu: str) -> Architecture:

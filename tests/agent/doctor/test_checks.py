@@ -180,8 +180,8 @@ def test_a_driver_must_fit_torch(
         ((9, 0), 79 * GIB, "ok", "79.0 GiB of 80.0 GiB free"),
         ((9, 0), 20 * GIB, "warn", "process 77 uses 60.0 GiB"),
         ((9, 0), 20 * GIB, "warn", "give 0.23 or less"),
-        ((7, 5), 79 * GIB, "warn", "--dtype float16"),
-        ((6, 1), 79 * GIB, "fail", "7.5 is the least"),
+        ((8, 0), 79 * GIB, "ok", "79.0 GiB of 80.0 GiB free"),
+        ((7, 5), 79 * GIB, "fail", "8.0 is the least"),
     ],
 )
 def test_a_gpu_must_be_new_enough_and_free(

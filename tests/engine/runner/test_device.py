@@ -1,5 +1,7 @@
 """The dtype that `auto` means, and devices that are not there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -46,3 +48,11 @@ def test_devices(monkeypatch):
     assert device.choose_device("auto", 1) == CPU
     with pytest.raises(ConfigurationError, match="--device cpu"):
         device.choose_device("cuda")
+
+
+def test_a_gpu_that_kernels_are_not_made_for_is_refused(monkeypatch):
+    t4 = SimpleNamespace(name="T4", major=7, minor=5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
+    with pytest.raises(ConfigurationError, match=r"T4 .* 8\.0 or later; take another GPU"):
+        device.check_kernels_run(GPU)
+    device.check_kernels_run(CPU)

@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from pagelet.kernels.gpu.architectures import ARCHITECTURES, _of_capability
+from pagelet.kernels.gpu.architectures import ARCHITECTURES, _of_capability, of_device
+from pagelet.kernels.gpu.tile import Tile
 
 PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
 
@@ -36,6 +39,24 @@ def test_a_gpu_gets_the_settings_of_its_generation() -> None:
     assert _of_capability(10, 3, "B300").name == "sm_100"
     with pytest.raises(RuntimeError, match=r"T4 has compute capability 7\.5; the kernels need 8"):
         _of_capability(7, 5, "T4")
+
+
+def test_a_gpu_has_its_own_processors_and_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    a10 = SimpleNamespace(
+        name="A10",
+        major=8,
+        minor=6,
+        multi_processor_count=72,
+        shared_memory_per_block_optin=99 << 10,
+    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: a10)
+    found = of_device(torch.device("cuda"))
+    assert (found.name, found.processors, found.shared_bytes) == ("sm_80", 72, 99 << 10)
+    tile = Tile(128, 64, 64, 8, 4)
+    assert tile.fitted(found, 40 << 10).stages == 2
+    assert tile.fitted(ARCHITECTURES["sm_80"], 40 << 10).stages == 4
+    a10.shared_memory_per_block_optin = 1 << 20
+    assert of_device(torch.device("cuda")).shared_bytes == ARCHITECTURES["sm_80"].shared_bytes
 
 
 def test_outside_of_the_interpreter_tensors_of_the_cpu_are_an_error() -> None:
