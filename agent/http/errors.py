@@ -65,7 +65,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    detail = describe(error.errors()[0])
+    found = error.errors()[0]
+    detail = describe(found | {"loc": found["loc"][1:]})  # without "query"
     return _answer(request, ApiError(400, detail.message, param=detail.param, code=detail.code))
 
 

@@ -189,9 +189,9 @@ class RouterApp:
         grant = state.limiter.open(tenant)
         try:
             exchange.grant = grant
-            answer = await kept_responses.ask(
-                state, tenant, record, exchange.method, exchange.target
-            )
+            # What HEAD asks for is what GET brings; the server leaves its body out.
+            method = "GET" if exchange.method == "HEAD" else exchange.method
+            answer = await kept_responses.ask(state, tenant, record, method, exchange.target)
             await exchange.answer(answer.status, answer.body, answer.headers)
         finally:
             grant.close()

@@ -168,8 +168,10 @@ def test_what_cannot_be_is_refused(client):
         with pytest.raises(openai.BadRequestError) as caught:
             respond(client, background=True, **extra)
         assert caught.value.param == "background"
-    with pytest.raises(openai.BadRequestError):
-        client.responses.input_items.list(kept.id, after="item_none")
+    for extra in ({"after": "item_none"}, {"limit": 0}, {"order": "upwards"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.input_items.list(kept.id, **extra)
+        assert caught.value.param == next(iter(extra))
 
 
 def test_a_drain_waits_for_the_background_and_answers_for_what_is_kept(keeper, client):

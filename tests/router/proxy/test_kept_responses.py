@@ -56,6 +56,8 @@ def test_any_replica_goes_on_from_what_one_keeps(replicas, client):
     assert len({keeper_of(replicas, each) for each in answers}) == 2
     for number, answer in enumerate(answers):
         assert client.responses.retrieve(answer.id) == answer
+        head = httpx.head(f"{client.base_url}responses/{answer.id}", timeout=10)
+        assert (head.status_code, head.content) == (200, b"")
         [item] = client.responses.input_items.list(answer.id).data
         assert item.content[0].text == f"one {number}"
         stream = number % 2 == 0
