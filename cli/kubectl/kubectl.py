@@ -25,9 +25,17 @@ class Target:
         """A kubectl command line. Flags stand before `--`, behind which is another program's."""
         return ["kubectl", arguments[0], *self._flags, *arguments[1:]]
 
-    def get(self, kind: str, name: str | None = None, *, selector: str | None = None) -> Any:
-        """One object, or a list of them. Raises KubectlFailed."""
+    def get(
+        self,
+        kind: str,
+        name: str | None = None,
+        *,
+        selector: str | None = None,
+        everywhere: bool = False,
+    ) -> Any:
+        """One object, or a list of them, of all namespaces if asked for. Raises KubectlFailed."""
         arguments = ["get", kind, *([name] if name else []), "--output=json"]
+        arguments += ["--all-namespaces"] if everywhere else []
         if selector is not None:
             arguments.append(f"--selector={selector}")
         result = subprocess.run(
@@ -36,6 +44,17 @@ class Target:
         if result.returncode:
             raise KubectlFailed(_words(result.stderr))
         return json.loads(result.stdout)
+
+    def service(self, name: str) -> Any:
+        """An InferenceService. Raises KubectlFailed, as for one that is not there."""
+        return self.get("inferenceservices", name)
+
+    def pods(self, service: str, component: str) -> list[Any]:
+        """Of a service: those of its `agent`s or of its `router`s. Raises KubectlFailed, also
+        where there is no such service."""
+        self.service(service)
+        selector = f"pagelet.dev/service={service},pagelet.dev/component={component}"
+        return list(self.get("pods", selector=selector)["items"])
 
     def run(self, arguments: list[str]) -> int:
         """Runs kubectl on this terminal; its exit code."""
@@ -61,4 +80,9 @@ def forwarded(target: Target, what: str, port: int) -> Iterator[int]:
 
 
 def _words(stderr: str) -> str:
+    if re.search(r"(doesn't have a resource type|could not find the requested resource)", stderr):
+        return (
+            "this cluster knows no InferenceServices: install Pagelet with helm install pagelet "
+            "charts/pagelet, or choose another cluster with --context"
+        )
     return re.sub(r"^(error: |Error from server \(\w+\): )", "", stderr.strip())

@@ -38,16 +38,25 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[SERVICE]")] = None,
     namespace: Namespace = None,
     context: Context = None,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")
+    ] = False,
 ) -> None:
     """Show services, or one of them with its conditions, replicas and their speed."""
     from pagelet.cli.kubectl.status import show_all, show_one
 
     target = Target(namespace, context)
-    if name is None:
-        show_all(target.get("inferenceservices")["items"])
-    else:
+    if name is not None:
+        service = target.service(name)
         pods = target.get("pods", selector=f"pagelet.dev/service={name}")["items"]
-        show_one(target.get("inferenceservice", name), pods)
+        show_one(service, pods)
+    elif services := target.get("inferenceservices", everywhere=everywhere)["items"]:
+        show_all(services)
+    elif everywhere:
+        typer.echo("There are no InferenceServices in this cluster.", err=True)
+    else:
+        where = "this namespace" if namespace is None else f"the namespace {namespace}"
+        typer.echo(f"There are no InferenceServices in {where}; -A shows all.", err=True)
 
 
 @app.command()
@@ -56,31 +65,45 @@ def logs(
     namespace: Namespace = None,
     context: Context = None,
     router: Annotated[bool, typer.Option("--router", help="Of the routers.")] = False,
+    loader: Annotated[
+        bool, typer.Option("--loader", help="Of what downloads the model of each replica.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
     tail: Annotated[int, typer.Option(min=-1, help="Lines of each pod; -1 for all.")] = 100,
 ) -> None:
-    """Print the logs of all replicas of a service, or of its routers."""
-    component = "router" if router else "agent"
+    """Print the logs of all replicas of a service, of their loaders, or of its routers."""
+    if router and loader:
+        raise typer.BadParameter("routers have no loader: give --router or --loader")
+    target, component = Target(namespace, context), "router" if router else "agent"
+    pods = target.pods(name, component)
+    if not pods:
+        raise KubectlFailed(f"{name} has no {component} yet: see kubectl pagelet status {name}")
+    container = "fetch-model" if loader else component
+    if loader and not any(
+        each["name"] == container for each in pods[0]["spec"].get("initContainers") or ()
+    ):
+        raise KubectlFailed(f"the model of {name} is not downloaded: it has no loader")
     selector = f"pagelet.dev/service={name},pagelet.dev/component={component}"
-    arguments = ["logs", f"--selector={selector}", f"--container={component}", "--prefix"]
+    arguments = ["logs", f"--selector={selector}", f"--container={container}", "--prefix"]
     arguments += [f"--tail={tail}", "--max-log-requests=64", *(["--follow"] if follow else [])]
-    raise typer.Exit(Target(namespace, context).run(arguments))
+    raise typer.Exit(target.run(arguments))
 
 
 @app.command()
 def explain(
     name: Name,
-    request_id: Annotated[str, typer.Argument(help="As in the answer's header X-Request-Id.")],
+    request_id: Annotated[
+        str, typer.Argument(metavar="REQUEST_ID", help="As in the answer's header X-Request-Id.")
+    ],
     namespace: Namespace = None,
     context: Context = None,
     api_key: ApiKey = None,
 ) -> None:
     """Show why a request went where it went."""
     target = Target(namespace, context)
-    selector = f"pagelet.dev/service={name},pagelet.dev/component=router"
-    pods = [pod["metadata"]["name"] for pod in target.get("pods", selector=selector)["items"]]
+    pods = [pod["metadata"]["name"] for pod in target.pods(name, "router")]
     if not pods:
-        raise KubectlFailed(f"the service {name} has no router")
+        raise KubectlFailed(f"{name} has no router yet: see kubectl pagelet status {name}")
     environment = os.environ | ({} if api_key is None else {"PAGELET_API_KEY": api_key})
     for pod in pods:  # the one that had the request knows of it
         with forwarded(target, f"pod/{pod}", 8000) as port:
@@ -100,10 +123,9 @@ def explain(
 def doctor(name: Name, namespace: Namespace = None, context: Context = None) -> None:
     """Say what does not fit together in the pods of a service: `pagelet doctor` in one of them."""
     target = Target(namespace, context)
-    selector = f"pagelet.dev/service={name},pagelet.dev/component=agent"
     running = [
         pod["metadata"]["name"]
-        for pod in target.get("pods", selector=selector)["items"]
+        for pod in target.pods(name, "agent")
         if pod.get("status", {}).get("phase") == "Running"
     ]
     if not running:
@@ -125,7 +147,9 @@ def chat(
     from pagelet.cli.kubectl.chat import talk
 
     target = Target(namespace, context)
-    service = target.get("inferenceservice", name)
+    service = target.service(name)
+    if not (service.get("status") or {}).get("endpoint"):
+        raise KubectlFailed(f"{name} has no endpoint yet: see kubectl pagelet status {name}")
     model = (service["spec"]["model"].get("servedNames") or [name])[0]
     port = service["spec"]["exposure"]["service"]["port"]
     with forwarded(target, f"service/{name}", port) as local:
@@ -137,7 +161,7 @@ def main() -> None:
     if shutil.which("kubectl") is None:
         sys.exit("Error: kubectl is not installed, or not in PATH")
     try:
-        app()
+        app(prog_name="kubectl pagelet")
     except KubectlFailed as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:

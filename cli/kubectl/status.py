@@ -44,7 +44,8 @@ def show_one(service: Any, pods: list[Any]) -> None:
             condition["reason"],
             condition["message"],
         )
-    console.print(table)
+    if table.rows:
+        console.print(table)
     rates = {rate["pod"]: rate for rate in status.get("rates") or ()}
     table = _table("POD", "STATE", "RESTARTS", "NODE", "PREFILL TOK/S", "STEP MS", "COST")
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
@@ -60,7 +61,10 @@ def show_one(service: Any, pods: list[Any]) -> None:
             _figure(None if step is None else 1000 * step),
             (pod["metadata"].get("annotations") or {}).get(_COST, ""),
         )
-    console.print(table)
+    if table.rows:
+        console.print(table)
+    else:
+        console.print("it has no pods")
 
 
 def _conditions(service: Any) -> dict[str, Any]:

@@ -64,9 +64,52 @@ async def test_failures_are_kubectls_words(api: Api, plugin: dict[str, str]) -> 
         return result.stderr
 
     absent = 'Error: inferenceservices.pagelet.dev "absent" not found\n'
-    assert await fails_with("status", "absent") == absent
-    assert "see kubectl pagelet status absent" in await fails_with("doctor", "absent")
-    assert "the service absent has no router" in await fails_with("explain", "absent", "id")
+    for command in (("status",), ("logs",), ("logs", "--router"), ("doctor",), ("chat",)):
+        assert await fails_with(*command, "absent") == absent
+    assert await fails_with("explain", "absent", "id") == absent
+
+
+async def test_a_service_that_no_operator_has_seen_is_told_of_and_points_to_its_status(
+    api: Api, namespace: str, plugin: dict[str, str]
+) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return kubectl(plugin, *arguments, "--namespace", namespace)
+
+    none = await asyncio.to_thread(run, "status")
+    assert (none.returncode, none.stdout) == (0, "")
+    assert none.stderr == (
+        f"There are no InferenceServices in the namespace {namespace}; -A shows all.\n"
+    )
+    await api.create(SERVICES, namespace, make(name="new"))
+    shown = await asyncio.to_thread(run, "status", "new")
+    assert "the operator has not seen the last change of the spec yet" in shown.stdout
+    assert "it has no pods" in shown.stdout
+    everywhere = await asyncio.to_thread(kubectl, plugin, "status", "-A")
+    assert namespace in everywhere.stdout
+    for command in (
+        ("logs", "new"),
+        ("logs", "new", "--loader"),
+        ("doctor", "new"),
+        ("explain", "new", "id"),
+        ("chat", "new"),
+    ):
+        result = await asyncio.to_thread(run, *command)
+        assert result.returncode == 1
+        assert result.stderr.endswith("see kubectl pagelet status new\n"), result.stderr
+
+
+def test_a_cluster_without_pagelet_is_told_apart(plugin: dict[str, str], tmp_path: Path) -> None:
+    """By kubectl's own words, which say nothing of Pagelet."""
+    said = "Unable to list: the server could not find the requested resource"
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (fake / "kubectl").chmod(0o755)
+    environment = plugin | {"PATH": f"{fake}:{plugin['PATH']}"}
+    command = [str(tmp_path / "bin" / "kubectl-pagelet"), "status"]
+    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "install Pagelet with helm install" in result.stderr
 
 
 class _Model(http.server.BaseHTTPRequestHandler):
