@@ -1,6 +1,6 @@
 """The one interface behind which the grammar libraries are."""
 
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,10 @@ from pagelet.protocol.structured import Grammar
 
 MaskRow = npt.NDArray[np.int32]
 """[ceil(vocab_size / 32)]: bit `i % 32` of word `i // 32` is set if token i is allowed."""
+
+
+TOO_SLOW: Final = "it takes too long at each token; make it simpler"
+"""What is wrong with a grammar whose masks do."""
 
 
 class GrammarError(ValueError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import resource
 import socket
 import threading
@@ -9,12 +10,15 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 import msgspec
+import numpy as np
 
-from pagelet.engine.structured.backend import GrammarError
-from pagelet.engine.structured.compile import Compiler
+from pagelet.engine.structured.backend import TOO_SLOW, GrammarError, Matcher
+from pagelet.engine.structured.compile import Compiler, mask_words
+from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.process.frames import recv_frame, send_frame
 from pagelet.protocol.structured import Grammar
 
+_WALK_TOKENS: Final = 48
 LOWEST_PRIORITY: Final = 19
 """A nice value: what engines and event loops leave of the processors, and hardly any more."""
 
@@ -67,12 +71,30 @@ def _try(job: Job, compiler: Compiler, memory_bytes: int) -> str:
 def _error(compiler: Compiler, grammar: Grammar, memory_bytes: int) -> str:
     try:
         with _memory_bound(memory_bytes):
-            compiler.compile(grammar)
+            matcher = compiler.compile(grammar)
+            if grammar.backend == "xgrammar":  # the other library bounds its masks itself
+                _walk(matcher, compiler.vocabulary)
     except GrammarError as error:
         return str(error) or "the grammar is not valid"
     except MemoryError:
         return "it takes too much memory"
     return ""
+
+
+def _walk(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    """Raises `GrammarError` if the masks of an answer, some of many, take too long."""
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
+    draws = random.Random(0)
+    for _ in range(_WALK_TOKENS):
+        if not matcher.fill(row):
+            break
+        bits = np.unpackbits(row.view(np.uint8), count=vocabulary.size, bitorder="little")
+        bits[list(vocabulary.eos_token_ids)] = 0
+        allowed = np.flatnonzero(bits)
+        if not len(allowed) or not matcher.accept(int(draws.choice(allowed))):
+            break
+    if matcher.error == TOO_SLOW:
+        raise GrammarError(TOO_SLOW)
 
 
 @contextlib.contextmanager

@@ -8,15 +8,21 @@ import functools
 import re
 from typing import Self
 
+import numpy as np
 import torch
 import xgrammar
 
-from pagelet.engine.structured.backend import GrammarError, MaskRow
+from pagelet.engine.structured.backend import TOO_SLOW, GrammarError, MaskRow
+from pagelet.engine.structured.bounded_calls import BoundedCalls
 from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.protocol.structured import Grammar
 
 _MAX_WHITESPACE = 2
 _SHOWN = 500
+_MASK_SECONDS = 0.03
+"""Of a core, for a mask: one takes a tenth of a millisecond, and those of some grammars seconds."""
+_calls = BoundedCalls(_MASK_SECONDS)
+_NO_TOKEN = "the grammar allows no further token"
 _LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
@@ -73,32 +79,36 @@ class XGrammarBackend:
 class XGrammarMatcher:
     """Implements `Matcher`."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, *, stuck: bool = False) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, error: str = "") -> None:
         self._matcher = matcher
-        self._stuck = stuck
+        self.error = error
+        """See `Matcher`. With one, the native matcher may still be at work, and is let alone."""
 
     def fork(self) -> Self:
         """See `Matcher`."""
-        return type(self)(self._matcher.fork(), stuck=self._stuck)
+        return type(self)(self._matcher if self.error else self._matcher.fork(), self.error)
 
     def accept(self, token_id: int) -> bool:
         """See `Matcher`."""
-        self._stuck = self._stuck or not self._matcher.accept_token(token_id)
-        return not self._stuck
+        if not self.error and not self._matcher.accept_token(token_id):
+            self.error = _NO_TOKEN
+        return not self.error
 
     def fill(self, row: MaskRow) -> bool:
         """See `Matcher`."""
-        row.fill(-1)  # xgrammar leaves a row alone where everything is allowed
-        self._matcher.fill_next_token_bitmask(torch.from_numpy(row[None]))
-        self._stuck = self._stuck or not row.any()
-        return not self._stuck
+        if self.error:
+            return False
+        matcher = self._matcher
+        words = np.full((1, len(row)), -1, np.int32)  # left alone where everything is allowed
+        mask = torch.from_numpy(words)
+        if not _calls.run(lambda: matcher.fill_next_token_bitmask(mask)):
+            self.error = TOO_SLOW
+        elif not words.any():
+            self.error = _NO_TOKEN
+        row[:] = words[0]
+        return not self.error
 
     @property
     def finished(self) -> bool:
         """See `Matcher`."""
-        return self._matcher.is_terminated()
-
-    @property
-    def error(self) -> str:
-        """See `Matcher`."""
-        return "the grammar allows no further token" if self._stuck else ""
+        return not self.error and self._matcher.is_terminated()

@@ -92,3 +92,13 @@ def test_a_process_that_is_killed_is_started_again(make_checker):
             os.kill(process.pid, signal.SIGKILL)
     assert "SIGKILL" in bomb.result(120).error
     assert check(checker, Grammar("llguidance", "regex", "[a-z]+ again")) == ""
+
+
+@pytest.mark.parametrize(
+    "rule", ["s s s | s s | [a-z ]* | ([a-z]* [a-z ]*)*", "(([a-z ]{1,50}){1,50}){1,50}"]
+)
+def test_masks_that_take_long_are_found(make_checker, rule):
+    checker = make_checker(compile_seconds=60)
+    error = check(checker, Grammar("xgrammar", "ebnf", f"root ::= s\ns ::= {rule}\n"))
+    assert "at each token" in error
+    assert check(checker, Grammar("xgrammar", "ebnf", "root ::= [a-z]+ (root | [0-9]*)\n")) == ""
