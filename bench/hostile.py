@@ -198,7 +198,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints."""
+    """Prints; the exit code is 1 if the server did not answer, or a stream lost tokens."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -209,7 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--connections", type=int, default=4)
-    asyncio.run(_run(parser.parse_args(arguments)))
+    options = parser.parse_args(arguments)
+    try:
+        asyncio.run(_run(options))
+    except (RequestFailed, LostTokens) as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

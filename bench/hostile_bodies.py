@@ -135,28 +135,26 @@ def _text(number: int) -> list[dict[str, str]]:
 
 
 BODIES: Final[dict[str, Make]] = {
-    "many parts": lambda model: _chat(
-        model, messages=[{"role": "user", "content": _text(190_000)}]
-    ),
+    "many parts": lambda model: _chat(model, messages=[{"role": "user", "content": _text(19_000)}]),
     "many messages": lambda model: _chat(
-        model, messages=[{"role": "user", "content": _text(20)}] * 8192
+        model, messages=[{"role": "user", "content": _text(1)}] * 6_000
     ),
     "short messages": lambda model: _chat(
-        model, messages=[{"role": "user", "content": "a"}] * 8192
+        model, messages=[{"role": "user", "content": "a"}] * 8_000
     ),
     "tool definitions": lambda model: _chat(
-        model, tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(60_000)]
+        model, tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(6_000)]
     ),
-    "stop strings": lambda model: _chat(model, stop=["ab"] * 390_000),
-    "bad words": lambda model: _chat(model, bad_words=["ab"] * 390_000),
-    "logit bias": lambda model: _chat(model, logit_bias={str(i): 1.0 for i in range(390_000)}),
+    "stop strings": lambda model: _chat(model, stop=["ab"] * 90_000),
+    "bad words": lambda model: _chat(model, bad_words=["ab"] * 90_000),
+    "logit bias": lambda model: _chat(model, logit_bias={str(i): 1.0 for i in range(90_000)}),
     "allowed ids": lambda model: _chat(model, allowed_token_ids=list(range(390_000))),
-    "metadata": lambda model: _chat(model, metadata={str(i): "a" for i in range(390_000)}),
+    "metadata": lambda model: _chat(model, metadata={str(i): "a" for i in range(45_000)}),
     "template options": lambda model: _chat(
-        model, chat_template_kwargs={"a": {str(i): [] for i in range(390_000)}}
+        model, chat_template_kwargs={"a": {str(i): [] for i in range(19_000)}}
     ),
     "unknown names": lambda model: _chat(
-        model, messages=[{"role": "user", "content": "a", **{f"k{i}": 1 for i in range(300_000)}}]
+        model, messages=[{"role": "user", "content": "a", **{f"k{i}": 1 for i in range(90_000)}}]
     ),
     "long text": lambda model: _chat(
         model, messages=[{"role": "user", "content": _MARK + "word " * 3_000_000}]
@@ -169,7 +167,7 @@ BODIES: Final[dict[str, Make]] = {
     ),
     "prompts of one token": lambda model: (
         COMPLETIONS,
-        json.dumps({"model": model, "prompt": [[5]] * 390_000, "max_tokens": 1}).encode(),
+        json.dumps({"model": model, "prompt": [[5]] * 19_000, "max_tokens": 1}).encode(),
     ),
     "many ids": lambda model: (
         COMPLETIONS,
@@ -177,11 +175,11 @@ BODIES: Final[dict[str, Make]] = {
     ),
     "embeddings": lambda model: (
         "/v1/embeddings",
-        json.dumps({"model": model, "input": [[5]] * 390_000}).encode(),
+        json.dumps({"model": model, "input": [[5]] * 19_000}).encode(),
     ),
     "documents": lambda model: (
         "/v1/rerank",
-        json.dumps({"model": model, "query": "a", "documents": ["a"] * 390_000}).encode(),
+        json.dumps({"model": model, "query": "a", "documents": ["a"] * 90_000}).encode(),
     ),
     "response items": lambda model: (
         "/v1/responses",
@@ -189,7 +187,7 @@ BODIES: Final[dict[str, Make]] = {
             {
                 "model": model,
                 "input": [
-                    {"role": "user", "content": [{"type": "input_text", "text": "a"}] * 190_000}
+                    {"role": "user", "content": [{"type": "input_text", "text": "a"}] * 19_000}
                 ],
             }
         ).encode(),
@@ -200,9 +198,9 @@ BODIES: Final[dict[str, Make]] = {
             {
                 "model": model,
                 "max_tokens": 1,
-                "messages": [{"role": "user", "content": _text(190_000)}],
+                "messages": [{"role": "user", "content": _text(19_000)}],
             }
         ).encode(),
     ),
 }
-"""By what they have many of."""
+"""By what they have many of: about as many as servers of Pagelet take."""

@@ -1,7 +1,9 @@
 """What structured output costs, and whether it holds: `python -m pagelet.bench.structured_output`.
 
 Against a server with a real model: the speed of 16 streams with a grammar beside 16 without, in
-turns; then answers at temperature 1 over a file of schemas, each of which must validate.
+turns, and with `--pid` of a server on this machine the processor time of a token, which other work
+on the machine disturbs less; then answers at temperature 1 over a file of schemas, each of which
+must validate.
 """
 
 import argparse
@@ -13,6 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from pagelet.bench.process_usage import usage_of_tree
 
 _STREAMS = 16
 _PROMPT = "Write a record about a person, a place or a thing."
@@ -73,17 +77,30 @@ def _format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def measure_cost(server: Server, rounds: int, num_tokens: int) -> None:
-    """Prints the speed with a grammar over the speed without, in turns."""
+def measure_cost(server: Server, rounds: int, num_tokens: int, pid: int | None) -> None:
+    """Prints the speed with a grammar over the speed without, in turns; and of the process `pid`
+    with all that it started, the processor time of a token without over that with one."""
     constrained = {"response_format": _format(_RECORDS)}
     server.tokens_per_second(8, **constrained)
-    ratios = []
+    speeds, times = [], []
+
+    def run(**settings: Any) -> tuple[float, float]:
+        before = 0.0 if pid is None else usage_of_tree(pid).cpu_seconds
+        speed = server.tokens_per_second(num_tokens, **settings)
+        used = 0.0 if pid is None else usage_of_tree(pid).cpu_seconds - before
+        return speed, used / (_STREAMS * num_tokens) * 1e3
+
     for _ in range(rounds):
-        plain = server.tokens_per_second(num_tokens)
-        limited = server.tokens_per_second(num_tokens, **constrained)
-        ratios.append(limited / plain)
-        print(f"{plain:8.1f} tokens/s plain {limited:8.1f} with a grammar   {ratios[-1]:.3f}")
-    print(f"median ratio {statistics.median(ratios):.3f}")
+        plain, limited = run(), run(**constrained)
+        speeds.append(limited[0] / plain[0])
+        line = f"{plain[0]:8.1f} tokens/s plain {limited[0]:8.1f} with a grammar   {speeds[-1]:.3f}"
+        if pid is not None:
+            times.append(plain[1] / limited[1])
+            line += f"   CPU {plain[1]:.3f} and {limited[1]:.3f} ms a token   {times[-1]:.3f}"
+        print(line, flush=True)
+    print(f"median ratio {statistics.median(speeds):.3f}")
+    if times:
+        print(f"median ratio by CPU time {statistics.median(times):.3f}")
 
 
 def check_schemas(server: Server, file: Path, num_answers: int) -> int:
@@ -118,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the number of answers that do not validate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--pid", type=int, help="of a server on this machine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--schemas", type=Path, help="a line of JSON with name and schema each")
@@ -125,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     server = Server(options.url)
     if options.rounds:
-        measure_cost(server, options.rounds, options.tokens)
+        measure_cost(server, options.rounds, options.tokens, options.pid)
     if options.schemas is not None:
         return check_schemas(server, options.schemas, options.answers)
     return 0
