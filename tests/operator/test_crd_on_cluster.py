@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
 from pagelet.operator.kube.client import ApiError
 from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES
+from pagelet.operator.plan import plan
 from pagelet.protocol.inference_service.load import InvalidServices, load_services, read_service
 from support.broken_services import BROKEN, SOUND, Broken, service
 from support.cluster import Api
+from support.plans import CONTEXT
 from support.strategic_merges import BASE, MERGES
 
 _FOLDER = Path(__file__).parents[2] / "examples"
@@ -123,3 +126,18 @@ async def test_what_the_api_server_stores_is_read_back(api: Api, namespace: str)
     [loaded] = load_services(text + "spec: {model: {uri: 'package://a'}}")
     await api.create(SERVICES, namespace, service(name="a", model={"uri": "package://a"}))
     assert read_service(await api.service(namespace, "a")).spec == loaded.spec
+
+
+@pytest.mark.parametrize("number", range(len(SOUND)))
+async def test_what_is_planned_is_taken_as_it_is(api: Api, namespace: str, number: int) -> None:
+    """No field of an object that the API server would drop, or refuse."""
+    service = msgspec.structs.replace(read_service(SOUND[number]), namespace=namespace)
+    for made in plan(service, CONTEXT):
+        group, _, version = made["apiVersion"].rpartition("/")
+        if "." in group and not group.endswith(".k8s.io"):  # kinds that are not installed here
+            continue
+        root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        kind = made["kind"].lower()
+        plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+        path = f"{root}/namespaces/{namespace}/{plural}"
+        await api.request("POST", path, {"dryRun": "All", "fieldValidation": "Strict"}, made)
