@@ -192,3 +192,22 @@ def test_an_adapter_is_two_files(bucket: str) -> None:
     assert (folder / "adapter_model.safetensors").read_bytes() == b"A and B"
     with pytest.raises(ModelSourceError, match=r"has no adapter_config.json and adapter_model"):
         resolve_adapter(f"s3://{bucket}/adapters/pickled")
+
+
+def test_a_users_keys_open_the_bucket_and_wrong_ones_are_told_of(
+    bucket: str, server: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server checks signatures, as Amazon's does."""
+    keys = server.make_user()
+    server.ask_for_keys(True)
+    try:
+        for name, value in keys.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        with pytest.raises(ModelSourceError, match="the store refuses to give it: set AWS_ACCESS"):
+            resolve(f"s3://{bucket}/models/quantized/a.gguf")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["AWS_SECRET_ACCESS_KEY"])
+        assert resolve(f"s3://{bucket}/models/quantized/a.gguf").path.read_bytes() == b"GGUF-a"
+        assert resolve(f"s3://{bucket}/models/tiny").weight_files()[0].read_bytes() == LARGE
+    finally:
+        server.ask_for_keys(False)
