@@ -85,6 +85,9 @@ def test_adapters_are_fetched_and_checked_beside_the_model(hub: Hub, tmp_path: P
     assert (folder / "adapter_model.safetensors").read_bytes() == WEIGHTS
     assert hub.downloaded.count("adapter_model.safetensors") == 2
     assert "training_args.bin" not in hub.downloaded
+    # As a replica looks for it, whose loader has been there.
+    offline = fetch(tmp_path, None, "--adapter", "hf://org/lora@v1", HF_HUB_OFFLINE="1")
+    assert offline.stdout.strip() == str(folder)
 
 
 def test_a_repository_without_an_adapter_says_so(hub: Hub, tmp_path: Path) -> None:
