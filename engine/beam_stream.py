@@ -93,6 +93,15 @@ class BeamStream:
             logprobs=beam.positions or None,
         )
 
+    @property
+    def finished(self) -> bool:
+        """Whether the search is over."""
+        return self._search.done
+
+    def lose(self, why: str) -> None:
+        """The reader gets `EngineDead`."""
+        self._step.lose(why)
+
     def close(self) -> None:
         """Aborts what still runs."""
         self._step.close()

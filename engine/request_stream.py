@@ -46,7 +46,7 @@ class RequestStream:
         self._wake()
 
     def lose(self, why: str) -> None:
-        """The engine died: the reader gets `EngineDead`."""
+        """The engine died, or there is no more time: the reader gets `EngineDead`."""
         self._lost = why
         self._wake()
 

@@ -296,7 +296,16 @@ SERVER_METRICS: tuple[Metric, ...] = (
         "counter",
         "Requests that got an error in place of an answer, by reason.",
         ("reason",),
-        ("auth", "draining", "engine_down", "invalid", "queue_full", "rate_limit", "too_large"),
+        (
+            "auth",
+            "draining",
+            "engine_down",
+            "invalid",
+            "queue_full",
+            "rate_limit",
+            "timeout",
+            "too_large",
+        ),
     ),
     Metric(
         "pagelet_keys_file_broken",

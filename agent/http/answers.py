@@ -51,6 +51,9 @@ class Answers:
         self._cached_before: dict[int, int] = {}
         """Of prompts whose answers another replica began: what it found in its cache."""
         self._prompt_only = prompt_only
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired: ApiError | None = None
+        """What is answered when there is no more time."""
 
     @property
     def num_choices(self) -> int:
@@ -82,6 +85,9 @@ class Answers:
         for each in itertools.product(range(len(prompts)), range(self._num_answers)):
             if plan is not None and (counter := plan.count_thinking()) is not None:
                 self._thinking[each] = counter
+        if body.timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(body.timeout, self._expire, body.timeout)
         so_far = None if hints.resume is None else self._so_far(hints.resume)
         lora = self._server.adapter_of(body.model)
 
@@ -108,11 +114,17 @@ class Answers:
 
         if len(prompts) == 1:
             await start_one(0, prompts[0])
+            self._check_time()
             return
         jobs = [start_one(number, prompt) for number, prompt in enumerate(prompts)]
         for failure in await asyncio.gather(*jobs, return_exceptions=True):
             if failure is not None:
                 raise failure
+        self._check_time()
+
+    def _check_time(self) -> None:
+        if self._expired is not None:
+            raise self._expired
 
     def _so_far(self, resume: Resume) -> list[list[AnswerSoFar]]:
         """The answers that another replica began, of each prompt; their tokens are in the usage."""
@@ -133,8 +145,30 @@ class Answers:
         answers = [AnswerSoFar(a.token_ids, a.begun, a.finished) for a in resume.answers]
         return [answers[start : start + n] for start in range(0, len(answers), n)]
 
+    def _expire(self, seconds: float) -> None:
+        self._expired = ApiError(
+            408,
+            f"The answer was not complete within {seconds:g} s, the request's 'timeout'.",
+            type="timeout_error",
+            param="timeout",
+            code="request_timeout",
+            reason="timeout",
+        )
+        for stream in self._streams:
+            if stream is not None and not stream.finished:
+                stream.lose(str(self._expired))
+
     async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Raises `EngineDead` if an answer cannot be finished."""
+        """Raises `EngineDead` if an answer cannot be finished, and `ApiError` if not in time."""
+        try:
+            async for answer in self._read():
+                yield answer
+        except EngineDead as error:
+            if self._expired is not None:
+                raise self._expired from error
+            raise
+
+    async def _read(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         streams = [stream for stream in self._streams if stream is not None]
         assert len(streams) == len(self._streams), "not started"
         if len(streams) == 1:
@@ -181,6 +215,8 @@ class Answers:
 
     def close(self) -> None:
         """Ends all, whatever state they are in. May be called again."""
+        if self._timer is not None:
+            self._timer.cancel()
         for stream in self._streams:
             if stream is not None:
                 stream.close()

@@ -7,9 +7,18 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pagelet.protocol.anthropic.blocks import AssistantBlocks, TextBlocks, UserBlocks
 from pagelet.protocol.kinds import only_kinds
 from pagelet.protocol.openai.effort import Effort
-from pagelet.protocol.openai.fields import Integer, Number, RequestBody, invalid, unsupported
+from pagelet.protocol.openai.fields import (
+    Integer,
+    Number,
+    RequestBody,
+    Timeout,
+    invalid,
+    unsupported,
+)
 from pagelet.protocol.openai.routing import RouterHints
 from pagelet.protocol.openai.tools import Name
+
+_KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 
 class UserMessage(RequestBody):
@@ -150,7 +159,7 @@ class MessagesRequest(CountTokensRequest):
     metadata: Metadata | None = None
     service_tier: Annotated[Any, unsupported("auto", "standard_only")] = None
     container: Annotated[Any, unsupported()] = None
-    context_management: Annotated[Any, unsupported({}, {"edits": []})] = None
+    context_management: Annotated[Any, unsupported({}, {"edits": []}, _KEEPS_ALL)] = None
     diagnostics: Annotated[Any, unsupported()] = None
     inference_geo: Annotated[Any, unsupported()] = None
     mcp_servers: Annotated[Any, unsupported([])] = None
@@ -160,6 +169,7 @@ class MessagesRequest(CountTokensRequest):
     priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: Timeout | None = None
     pagelet: RouterHints | None = None
 
     @model_validator(mode="after")

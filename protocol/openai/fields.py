@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError
 
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Timeout = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+"""Seconds in which an answer must be whole, of all that it asks for; else it is an error."""
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 

@@ -10,6 +10,7 @@ from pagelet.protocol.openai.fields import (
     RequestBody,
     SchemaOrText,
     StringOrStrings,
+    Timeout,
     TokenId,
     invalid,
     unsupported,
@@ -66,6 +67,7 @@ class GenerationRequest(RequestBody):
     priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: Timeout | None = None
     pagelet: RouterHints | None = None
     use_beam_search: bool | None = None
     """The `n` most likely answers, the best first, instead of drawn ones."""

@@ -13,6 +13,7 @@ from pagelet.protocol.openai.fields import (
     RequestBody,
     Schema,
     StringOrStrings,
+    Timeout,
     invalid,
     unsupported,
 )
@@ -151,6 +152,7 @@ class ResponseRequest(RequestBody):
     priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: Timeout | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     pagelet: RouterHints | None = None
 

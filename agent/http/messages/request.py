@@ -35,7 +35,7 @@ NAMES: Final = {
 """From fields of chat requests to those of Anthropic's."""
 _SAME_NAME: Final = (
     *("stream", "max_tokens", "temperature", "top_k", "top_p", "seed", "priority"),
-    *("cache_salt", "pagelet"),
+    *("cache_salt", "timeout", "pagelet"),
 )
 
 

@@ -44,7 +44,7 @@ NAMES: Final = {
 _SAME_NAME: Final = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p"),
     *("repetition_penalty", "seed", "stop", "priority", "cache_salt", "chat_template_kwargs"),
-    "pagelet",
+    *("timeout", "pagelet"),
 )
 
 
