@@ -2,9 +2,13 @@
 
 A replica computes prompts about in the order of arrival, so the prompts that were sent to it and
 have not answered yet are a queue in front of a new one. The queue shrinks by the replica's prefill
-rate as time goes on, and is put right whenever a first token arrives. Nothing is polled, so nothing
+rate as time goes on, and is put right whenever a first token arrives. Engines compute in steps, and
+every token that arrives tells that one has ended: a prompt that came since then waits for the next
+one, and a step that ends one prompt has begun with those behind it. Nothing is polled, so nothing
 is stale: a request counts from the moment that it is sent.
 """
+
+import math
 
 from pagelet.protocol.autoscaling.demand import DecodeLine
 from pagelet.protocol.replica import ReplicaDescription
@@ -20,6 +24,14 @@ _UNKNOWN_SEQS = 256
 _OVERDUE = 2.0
 """A prompt that takes so many times as long as it should shows a replica that is slower than was
 thought; it is then taken to need as much time again as it is late."""
+_FULL_STEP = 3.0
+"""So many times what a step of decodes alone takes, a step full of prompts is taken to take. Only a
+fraction of a step hangs on it: two would do as well."""
+_SAME_STEP = 0.5
+"""Of what a step of decodes takes: tokens that come closer together are those of one step."""
+_STALE_SECONDS = 5.0
+"""After so long without a request a replica is judged anew, by what it says of itself: one that
+once looked slow would else get none by which to show that it is not."""
 _WEIGHT = 0.1
 """Of the newest answer in the mean duration of answers."""
 
@@ -33,16 +45,21 @@ class InFlight:
         "beside",
         "decode_began",
         "prefilling",
+        "residual",
         "silent",
         "tokens",
         "took",
         "uncached",
     )
 
-    def __init__(self, uncached: int, ahead: int, now: float, silent: bool) -> None:
+    def __init__(
+        self, uncached: int, ahead: int, residual: float, now: float, silent: bool
+    ) -> None:
         self.uncached = uncached
         self.ahead = ahead
         """Tokens that were still to be computed before its own."""
+        self.residual = residual
+        """Seconds until the step under way would end, if it did not compute them."""
         self.tokens = uncached
         """Tokens whose KV it holds for itself."""
         self.began = now
@@ -66,6 +83,16 @@ class ReplicaEstimator:
         self._queue: dict[int, InFlight] = {}  # by id(), in order of arrival
         self._head_since = 0.0
         """When the replica began with the prompt at the head of the queue, as far as seen."""
+        self._step_began = 0.0
+        """When the last step ended, as far as seen, and so the one under way began."""
+        self._computed = 0.0
+        """Tokens of the queue that were computed until then."""
+        self._late = 0
+        """Tokens of the queue that came after that, and so wait for the next step."""
+        self._idle_since = 0.0
+        """When its last answer ended, if it has nothing to do."""
+        self._judged_since = -math.inf
+        """Answers to what was sent before do not tell of its speed."""
         self._held_tokens = 0
         self._answer_seconds = 0.0
         """Mean time from the first token of an answer to its end."""
@@ -124,16 +151,26 @@ class ReplicaEstimator:
             None if step is None else max(_LEAST_STEP_SECONDS, step),
         )
 
+    def forget_speed(self, now: float) -> None:
+        """What was seen of its prefill was not so, or is long ago; answers under way count no
+        more either."""
+        self._judged_since = now
+        self._speed.forget()
+
     def begin(self, uncached: int, now: float, *, silent: bool = False) -> InFlight:
         """A request with so many tokens to prefill was sent. Of a `silent` one nobody will hear
         when that is done: it is taken to be when it should."""
-        ahead, rate = 0, self.rate or DEFAULT_PREFILL_RATE
+        rate = self.rate or DEFAULT_PREFILL_RATE
         self._pass_silent(now, rate)
-        if self._queue:
-            ahead = max(0, self.pending_tokens - int(self._done_tokens(now, rate)))
-        item = InFlight(uncached, ahead, now, silent)
+        ahead, residual = self._ahead(now, rate)
+        item = InFlight(uncached, int(ahead), residual, now, silent)
         if not self._queue:
             self._head_since = now
+        if self.in_flight:
+            self._late += uncached
+        else:
+            self._step_began = now
+            self._computed, self._late = 0.0, 0
         self._queue[id(item)] = item
         self.in_flight += 1
         self.pending_tokens += uncached
@@ -144,28 +181,31 @@ class ReplicaEstimator:
         """A request's prefill is done."""
         if not item.prefilling or item.silent:
             return
+        self._see_step(now)
         self._leave_queue(item)
         self._head_since = now
         item.decode_began = now
         item.beside = self.decoding
         item.took = now - item.began
 
-    def generated(self, item: InFlight, count: int) -> None:
+    def generated(self, item: InFlight, count: int, now: float) -> None:
         """A request holds `count` tokens more."""
+        self._see_step(now)
         item.tokens += count
         self._held_tokens += count
 
     def end(self, item: InFlight, now: float, uncached: int | None = None) -> None:
         """A request is gone from the replica, which had `uncached` tokens of it to prefill after
         all, if it told."""
-        if item.took is not None:
+        if item.took is not None and item.began >= self._judged_since:
             own = item.uncached if uncached is None else max(1, uncached)
-            self._speed.observe(item.ahead + own, item.took)
+            self._speed.observe(item.ahead + own, max(0.0, item.took - item.residual))
         if not (item.prefilling or item.silent):
             answers = (item.beside + self.decoding) / 2
             generated = item.tokens - item.uncached - 1  # from the first one on
             self._decode.observe(answers, generated, now - item.decode_began)
         self.in_flight -= 1
+        self._idle_since = now
         self._held_tokens -= item.tokens
         if item.prefilling:
             self._leave_queue(item)
@@ -177,11 +217,13 @@ class ReplicaEstimator:
 
     def wait_seconds(self, now: float, rate: float) -> float:
         """Estimated time until the replica would begin with one more prompt."""
-        wait = 0.0
         self._pass_silent(now, rate)
-        if self._queue:
-            head = next(iter(self._queue.values()))
-            wait = (self.pending_tokens - self._done_tokens(now, rate)) / rate
+        if not self.in_flight and now - self._idle_since > _STALE_SECONDS:
+            self.forget_speed(now)
+        ahead, residual = self._ahead(now, rate)
+        wait = ahead / rate + residual
+        head = self._head()
+        if head is not None:
             expected = head.uncached / rate + self.start_seconds
             overdue = now - self._head_since - _OVERDUE * expected
             if overdue > 0:
@@ -196,13 +238,45 @@ class ReplicaEstimator:
 
     def _leave_queue(self, item: InFlight) -> None:
         item.prefilling = False
+        self._computed = max(0.0, self._computed - item.uncached)
         del self._queue[id(item)]
         self.pending_tokens -= item.uncached
+        self._late = min(self._late, self.pending_tokens)
 
-    def _done_tokens(self, now: float, rate: float) -> float:
-        """Of the prompt at the head of the queue, which must be there."""
-        head = next(iter(self._queue.values()))
-        return min((now - self._head_since) * rate, head.uncached)
+    def _head(self) -> InFlight | None:
+        return next(iter(self._queue.values()), None)
+
+    def _ahead(self, now: float, rate: float) -> tuple[float, float]:
+        """Tokens to be computed before those of a prompt that came now, and seconds until the step
+        under way ends if none of them are computed in it: a prompt waits for the next one."""
+        if not self.in_flight:
+            return 0.0, 0.0
+        step, passed = self._speed.described_start, now - self._step_began
+        head = self._head()
+        first = 0 if head is None else head.uncached
+        full = _FULL_STEP * step
+        # The first one has not answered, so the replica is at most about a step behind it.
+        computed = min(self._computed, first)
+        taken = max(0.0, self.pending_tokens - self._late - computed)
+        done = min(taken, passed * rate, max(first - computed, full * rate))
+        residual = 0.0
+        if done == taken:
+            # Besides the prompts in it a step takes the less, the fuller it is.
+            seconds = taken / rate + step * max(0.0, 1 - taken / rate / full)
+            residual = max(0.0, seconds - passed)
+        return max(0.0, self.pending_tokens - computed - done), residual
+
+    def _see_step(self, now: float) -> None:
+        """A token came, so a step has ended."""
+        passed = now - self._step_began
+        if passed < _SAME_STEP * self._speed.described_start:
+            return
+        if self._queue:
+            rate = self.rate or DEFAULT_PREFILL_RATE
+            taken = self.pending_tokens - self._late - self._computed
+            self._computed += max(0.0, min(taken, passed * rate))
+        self._late = 0
+        self._step_began = now
 
     def _pass_silent(self, now: float, rate: float) -> None:
         """Takes silent requests at the head of the queue to be done when they should be."""
@@ -211,5 +285,6 @@ class ReplicaEstimator:
             ends = self._head_since + head.uncached / rate
             if not head.silent or ends > now:
                 return
+            self._see_step(ends)
             self._leave_queue(head)
             self._head_since = head.decode_began = ends

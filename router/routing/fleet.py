@@ -119,7 +119,7 @@ class Ticket:
     def on_tokens(self, count: int, now: float) -> None:
         """`count` more tokens were generated."""
         if not self._ended:
-            self._replica.estimator.generated(self._in_flight, count)
+            self._replica.estimator.generated(self._in_flight, count, now)
 
     def on_end(self, now: float, *, ok: bool, actual_hit_tokens: int | None = None) -> None:
         """The answer is complete, failed or was cancelled; `actual_hit_tokens` is what the replica
@@ -308,7 +308,7 @@ class Fleet:
             truth = min(1.0, actual / known)
             replica.trust += _TRUST_WEIGHT * (truth - replica.trust)
             if replica.sends_events and replica.trust < _LEAST_TRUST:
-                self._ignore_events(replica, now + _IGNORED_SECONDS)
+                self._ignore_events(replica, now)
                 return
         if actual >= known:
             replica.shortfalls.pop(request.head, None)
@@ -324,11 +324,12 @@ class Fleet:
         for member in replica.members:
             self._index.discard(member, wrong)
 
-    def _ignore_events(self, replica: _Replica, until: float) -> None:
+    def _ignore_events(self, replica: _Replica, now: float) -> None:
         """The events do not tell the truth: go by what was sent to the replica, for a while."""
         self.reset(replica.replica_id)
+        replica.estimator.forget_speed(now)  # prompts had more to be computed than was thought
         replica.sends_events = False
-        replica.ignore_events_until = until
+        replica.ignore_events_until = now + _IGNORED_SECONDS
         replica.own.keep_seconds = KEEP_SECONDS
 
     def apply_events(self, replica_id: str, batch: KVEventBatch) -> None:

@@ -20,14 +20,15 @@ class PrefillSpeed:
     """The line `seconds = start_seconds + tokens / rate` through what is seen, by least squares.
 
     `tokens` are those of a prompt and of the prompts before it, without what is cached; what is
-    besides them, `start_seconds`, is the step under way, a step's fixed time, the network, and
-    what others send to the same replica. One mean rate cannot tell those apart: with it, a router
+    besides them, `start_seconds`, is a step's fixed time, the network, and what others send to the
+    same replica. One mean rate cannot tell those apart: with it, a router
     that sees short prompts alone thinks that a long one takes several times as long as it does.
     """
 
     def __init__(self, start_seconds: float) -> None:
         self._described_rate: float | None = None
-        self._described_start = start_seconds
+        self.described_start = start_seconds
+        """Seconds of a step of decodes alone: what the replica says, if it does."""
         self._count = self._x = self._y = self._xx = self._xy = 0.0
         self.start_seconds = start_seconds
         self.rate: float | None = None
@@ -36,7 +37,14 @@ class PrefillSpeed:
     def describe(self, rate: float | None, start_seconds: float | None) -> None:
         """What the replica says that it measured; None changes nothing."""
         self._described_rate = rate or self._described_rate
-        self._described_start = start_seconds or self._described_start
+        self.described_start = start_seconds or self.described_start
+        self._fit()
+
+    def forget(self) -> None:
+        """Goes back to what the replica says, if it does."""
+        if self._described_rate is None:
+            return
+        self._count = self._x = self._y = self._xx = self._xy = 0.0
         self._fit()
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -54,7 +62,7 @@ class PrefillSpeed:
     def _fit(self) -> None:
         known = self._described_rate
         if self._count < (1 if known else _ENOUGH_ANSWERS - 0.5):
-            self.rate, self.start_seconds = known, self._described_start
+            self.rate, self.start_seconds = known, self.described_start
             return
         tokens, seconds = self._x / self._count, max(1e-6, self._y / self._count)
         steepest = seconds / tokens

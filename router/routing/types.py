@@ -34,7 +34,7 @@ class Candidate:
     hit_tokens: int
     """Tokens of the prompt that its prefix cache is thought to hold."""
     wait_seconds: float
-    """Estimated time that prompts sent before it take."""
+    """Estimated time until it would be begun: prompts sent before it, and the step under way."""
     prefill_seconds: float
     """Estimated time that what is not cached of it takes."""
     ttft_seconds: float

@@ -45,6 +45,40 @@ def test_the_wait_is_the_work_ahead_and_shrinks_as_time_goes_on() -> None:
     assert estimator.wait_seconds(0.4, RATE) == pytest.approx(1.5)
 
 
+def test_a_prompt_waits_for_the_step_under_way_and_a_token_tells_that_it_ended() -> None:
+    estimator = described(decode_step_seconds=0.1)
+    answering = estimator.begin(200, 0.0)
+    estimator.first_token(answering, 0.3)  # its next token is being computed
+    assert estimator.wait_seconds(0.32, RATE) == pytest.approx(0.08)
+    item = estimator.begin(250, 0.32)
+    assert item.residual == pytest.approx(0.08)
+    assert estimator.wait_seconds(0.39, RATE) == pytest.approx(0.26), "no step took it in yet"
+    estimator.generated(answering, 1, 0.4)
+    assert estimator.wait_seconds(0.5, RATE) == pytest.approx(0.15)
+
+
+def test_a_step_that_ends_one_prompt_has_begun_with_the_next() -> None:
+    estimator = described(decode_step_seconds=0.1)
+    answering = estimator.begin(10, 0.0)
+    estimator.first_token(answering, 0.1)
+    first = estimator.begin(100, 0.1)
+    estimator.begin(400, 0.1)
+    estimator.generated(answering, 1, 0.2)
+    estimator.first_token(first, 0.45)  # a full step
+    assert estimator.wait_seconds(0.45, RATE) == pytest.approx(0.25)
+    estimator.generated(answering, 1, 0.451)  # of the same step
+    assert estimator.wait_seconds(0.45, RATE) == pytest.approx(0.25)
+
+
+def test_what_a_replica_that_is_idle_did_before_is_no_wait() -> None:
+    estimator = described(decode_step_seconds=0.1)
+    item = estimator.begin(100, 0.0)
+    estimator.first_token(item, 0.1)
+    assert estimator.wait_seconds(0.11, RATE) > 0.05
+    estimator.end(item, 0.11)
+    assert estimator.wait_seconds(0.11, RATE) == 0
+
+
 def test_a_replica_that_falls_silent_looks_worse_and_worse() -> None:
     estimator = described()
     estimator.begin(100, 0.0)
@@ -73,7 +107,7 @@ def test_a_full_cache_makes_new_requests_wait() -> None:
         estimator.first_token(item, 1.0)
     estimator.end(items[0], 11.0)
     assert estimator.wait_seconds(11.0, RATE) == 0
-    estimator.generated(items[1], 600)
+    estimator.generated(items[1], 600, 11.0)
     assert estimator.wait_seconds(11.0, RATE) > 0.5
 
 
@@ -94,6 +128,21 @@ def test_the_rate_is_what_is_seen_and_one_stall_changes_little() -> None:
     assert estimator.rate is not None
     assert 350 < estimator.rate < 700  # it said 1,000, which counts for something
     assert estimator.start_seconds + 500 / estimator.rate == pytest.approx(1.35, rel=0.15)
+
+
+def test_a_replica_that_looked_slow_is_tried_again_after_a_while_without_requests() -> None:
+    estimator, now = described(), 0.0
+    for number in range(40):
+        tokens = 100 + 200 * (number % 5)
+        now = answer(estimator, tokens, now, tokens / 100)
+    slow = estimator.rate
+    assert slow is not None
+    assert slow < RATE / 2
+    estimator.wait_seconds(now + 4.0, slow)
+    assert estimator.rate == slow
+    estimator.wait_seconds(now + 6.0, slow)
+    assert estimator.rate == RATE
+    assert estimator.start_seconds == 0.01
 
 
 def test_a_request_that_does_not_stream_is_no_prompt_once_that_should_be_done() -> None:
@@ -141,7 +190,7 @@ def test_nothing_is_left_when_all_have_ended(steps: list[tuple[int, int, float]]
         elif kind == 1:
             estimator.first_token(items[tokens % len(items)], now)
         elif kind == 2:
-            estimator.generated(items[tokens % len(items)], tokens)
+            estimator.generated(items[tokens % len(items)], tokens, now)
         else:
             estimator.end(items.pop(tokens % len(items)), now)
         assert estimator.wait_seconds(now, RATE) >= 0
