@@ -33,6 +33,8 @@ class TextPart(RequestBody):
 
     type: Literal["text"]
     text: str
+    cache_control: Any = Field(default=None, exclude=True)
+    """A hint of Anthropic's, which gateways pass on: every prompt's prefix is cached anyway."""
 
 
 def _parts(value: object) -> object:

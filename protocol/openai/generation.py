@@ -88,9 +88,10 @@ class GenerationRequest(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: CacheRetention | None = None
+    store: bool | None = None
+    """For a vendor's own records, which are not here; responses are what clients find again."""
 
     service_tier: ServiceTier | None = None
-    store: Annotated[Any, unsupported(False, remedy="answers are not stored")] = None
     spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
 
     # vLLM's, for what is not here.

@@ -22,7 +22,6 @@ NOT_SERVED = {
     "audio": (None, {"voice": "v"}),
     "modalities": (["text"], ["text", "audio"]),
     "web_search_options": (None, {}),
-    "store": (False, True),
     "verbosity": ("medium", "low"),
     "chat_template": (None, "{{ 1 }}"),
     "return_tokens_as_token_ids": (False, True),

@@ -31,7 +31,7 @@ HINTS = [
     ("chat/completions", {"prediction": {"type": "content", "content": "That is why."}}),
     ("chat/completions", {"reasoning_effort": "minimal", "documents": []}),
     ("chat/completions", {"mm_processor_kwargs": None, "kv_transfer_params": None}),
-    ("chat/completions", {"truncate_prompt_tokens": -1}),
+    ("chat/completions", {"truncate_prompt_tokens": -1, "store": True}),
     ("responses", {"include": ["reasoning.encrypted_content"], "store": False}),
     ("responses", {"reasoning": {"effort": "medium", "summary": "auto"}}),
     ("responses", {"service_tier": "priority", "max_tool_calls": 4}),
@@ -138,6 +138,14 @@ def test_what_a_model_refused_goes_back_as_its_text(thinker):
     answer = ask(thinker, "responses", input=[*ASK, refusals[1], *ASK])
     assert answer.status_code == 200, answer.text
     assert thinker.llm.rendered[-1][0][1]["content"] == "I will not."
+
+
+def test_hints_of_caching_are_not_shown_to_templates(thinker):
+    parts = [{"type": "text", "text": text, "cache_control": {"type": "x"}} for text in "ab"]
+    asked = [{"role": "user", "content": parts}]
+    assert ask(thinker, "chat/completions", messages=asked).status_code == 200
+    shown = [{"type": "text", "text": text} for text in "ab"]
+    assert thinker.llm.rendered[-1][0][0]["content"] == shown
 
 
 def test_thinking_goes_back_under_either_name(thinker):
