@@ -368,11 +368,23 @@ class _Settings:
 
 
 def _settings(
-    target: Architecture, group: int, dim_block: int, cache_bytes: int, *, prefill: bool
+    target: Architecture,
+    group: int,
+    dim_block: int,
+    cache_bytes: int,
+    *,
+    prefill: bool,
+    wide: bool = False,
 ) -> _Settings:
     """By architecture and shape. Tiles of keys are as large as shared memory allows with two in
-    flight; prefill has more rows of queries for each key that is read."""
+    flight; prefill has more rows of queries for each key that is read. `wide` is for elements of
+    32 bits and more, which are for tests more than for speed."""
     least_rows = max(16, triton.next_power_of_2(group))
+    if wide and dim_block >= 128:
+        both = not prefill or invariance.BATCH_INVARIANT
+        return _Settings(
+            least_rows if both else max(32, least_rows), 32 if dim_block == 128 else 16, 4, 1
+        )
     if not prefill or invariance.BATCH_INVARIANT:
         return _Settings(least_rows, 32 if dim_block > 128 else 64, 4, 2)
     rows = max(64, least_rows)
@@ -459,7 +471,14 @@ def paged_attention(
         bytes_of_split = num_tokens * num_heads * (head_dim + 1) * 4
         splits = _choose_splits(target, num_reqs * num_kv_heads, context, bytes_of_split)
     cache_bytes = kv_cache.dtype.itemsize
-    settings = _settings(target, group, dim_block, cache_bytes, prefill=max_query_len > 1)
+    settings = _settings(
+        target,
+        group,
+        dim_block,
+        cache_bytes,
+        prefill=max_query_len > 1,
+        wide=query.dtype.itemsize >= 4,
+    )
     constants |= {"ROWS": settings.rows, "TILE": settings.tile, "STAGES": settings.stages}
     if splits == 1:
         tokens = settings.rows // group

@@ -57,6 +57,16 @@ def test_batch_invariance_has_one_shape_of_tile(monkeypatch: pytest.MonkeyPatch)
         assert shapes[0] == shapes[1]
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("prefill", [True, False])
+def test_tiles_of_float32_fit_into_the_least_shared_memory(head_dim: int, prefill: bool) -> None:
+    for name in ("sm_89", "sm_120"):
+        target = ARCHITECTURES[name]
+        found = triton._settings(target, 4, head_dim, 4, prefill=prefill, wide=True)
+        loaded = found.rows + 2 * found.tile * found.stages  # of queries, keys and values
+        assert 4 * head_dim * loaded <= target.shared_bytes
+
+
 def test_blocks_beyond_two_to_the_31_are_found() -> None:
     """Pages at offsets that 32 bits don't hold, in memory of which only these are touched."""
     page, block_size, head_dim = 32 * 16, 32, 16
