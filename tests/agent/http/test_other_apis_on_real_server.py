@@ -32,7 +32,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def server():
-    with replica(simulated(), tool_call_parser="hermes") as server:
+    with replica(simulated(), tool_call_parser="hermes", response_store=1 << 16) as server:
         yield server
 
 
@@ -204,8 +204,12 @@ RESPONSE = {
     "tool_choice": st.sampled_from(["auto", "none", "required", "x"])
     | _kind("function", name=names),
     "parallel_tool_calls": st.booleans(),
-    "reasoning": anything,
+    "reasoning": anything | _object({}, effort=st.sampled_from(["none", "high", "x"])),
     "store": st.booleans(),
+    "background": st.booleans(),
+    "previous_response_id": texts,
+    "service_tier": texts,
+    "timeout": st.floats(60, 2e5),
     "stream": st.booleans(),
     "stop": texts,
     "metadata": anything,
