@@ -217,9 +217,11 @@ class ReplicaEstimator:
 
     def wait_seconds(self, now: float, rate: float) -> float:
         """Estimated time until the replica would begin with one more prompt."""
+        if not self.in_flight:
+            if now - self._idle_since > _STALE_SECONDS:
+                self.forget_speed(now)
+            return 0.0
         self._pass_silent(now, rate)
-        if not self.in_flight and now - self._idle_since > _STALE_SECONDS:
-            self.forget_speed(now)
         ahead, residual = self._ahead(now, rate)
         wait = ahead / rate + residual
         head = self._head()
@@ -253,9 +255,11 @@ class ReplicaEstimator:
             return 0.0, 0.0
         step, passed = self._speed.described_start, now - self._step_began
         head = self._head()
-        first = 0 if head is None else head.uncached
+        if head is None:
+            return 0.0, max(0.0, step - passed)
+        first = head.uncached
         full = _FULL_STEP * step
-        # The first one has not answered, so the replica is at most about a step behind it.
+        # No more than that is sure, since the first one has not answered.
         computed = min(self._computed, first)
         taken = max(0.0, self.pending_tokens - self._late - computed)
         done = min(taken, passed * rate, max(first - computed, full * rate))
