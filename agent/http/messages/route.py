@@ -1,5 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`, of Anthropic's API."""
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -39,7 +41,7 @@ async def _respond(
 ) -> Response:
     context = context_of(request)
     try:
-        chat = chat_request(body)
+        chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
         # Clients must give a budget with "enabled"; where nothing is thought, it bounds nothing.
         if body.thinking is not None and server.message_forms.bounds_thinking:
             chat.thinking_budget = body.thinking.budget_tokens
@@ -76,7 +78,7 @@ async def count_tokens(request: Request) -> Response:
     server = server_of(request)
     body = await parse_body(request, CountTokensRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
-    chat = chat_request(body)
+    chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
     messages = [turn.for_template() for turn in chat.messages]
     prompt = await server.llm.render_chat(messages, **chat.template_options())
     answer = TokenCount(input_tokens=len(prompt))

@@ -82,7 +82,8 @@ async def _begin(
     """Raises `InvalidRequest` or `EngineDead`."""
     request_id = context_of(request).request_id
     try:
-        _, plan = await start_conversation(server, chat_request(body, before), answers, request_id)
+        chat = await asyncio.to_thread(chat_request, body, before)  # of many items it takes long
+        _, plan = await start_conversation(server, chat, answers, request_id)
     except InvalidRequest as error:
         raise renamed(error, NAMES) from error
     if body.wants_logprobs and plan is not None:
