@@ -55,7 +55,7 @@ BROKEN = {
     ),
     "replicas with an exponent": (
         f"{SERVICE}  replicas: 1e9\n",
-        "6: spec.replicas: is '1e9'; it takes a whole number",
+        f" sim: spec.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
     ),
     "a billion replicas": (
         f"{SERVICE}  replicas: 1000000000\n",
@@ -101,7 +101,7 @@ BROKEN = {
     ),
     "a tab": (
         changed("  model", "\tmodel"),
-        "5: is no YAML: found character '\\t' that cannot start any token",
+        "5: is no YAML: found character that cannot start any token",
     ),
     "a field twice": (
         f"{SERVICE}  replicas: 1\n  replicas: 2\n",
@@ -109,10 +109,10 @@ BROKEN = {
     ),
     "a bracket that does not close": (
         f"{SERVICE}  image: [\n",
-        "7: is no YAML: expected the node content, but found '<stream end>'",
+        "7: is no YAML: did not find expected node content",
     ),
     "a day that is none": (
-        f"{SERVICE}  image: 2001-99-99\n",
+        f"{SERVICE}  image: !!timestamp 2001-99-99\n",
         "6: is no YAML: '2001-99-99' is no timestamp; quotes make it text",
     ),
     "a value that is not of its tag": (
@@ -126,7 +126,7 @@ BROKEN = {
     ),
     "an alias of nothing": (
         f"{SERVICE}  image: *name\n",
-        "6: is no YAML: found undefined alias 'name'",
+        "6: is no YAML: found undefined alias",
     ),
     "aliases that would fill the memory": (
         laughs(),
@@ -140,7 +140,7 @@ BROKEN = {
         f"{SERVICE}  podTemplate: &a {{a: *a}}\n",
         " is nested too deeply, or in itself",
     ),
-    "brackets without end": ("[" * 5000, " is nested too deeply, or in itself"),
+    "brackets without end": ("[" * 5000, "1: is no YAML: exceeded maximum nesting depth"),
     "a NUL": (
         f"{SERVICE}\0",
         "6: is no YAML: the character U+0000 may not stand in it",
@@ -151,7 +151,7 @@ BROKEN = {
     ),
     "half a character": (
         f'{SERVICE}  image: "\\ud800"\n',
-        "6: spec.image: is '\\ud800'; U+0000 and surrogates may not stand in it",
+        "6: is no YAML: found invalid Unicode character escape code",
     ),
     "nothing": (
         "",
@@ -196,7 +196,7 @@ BROKEN = {
         f"{changed('{uri', '{servedNames: [a], uri')}---\n"
         f"{changed('{uri', '{servedNames: [a], uri').replace('sim', 'other')}",
         " the services sim and other both answer to the model name a: change "
-        "spec.model.servedNames of one of them",
+        "spec.model.servedNames, or an adapter's name, of one of them",
     ),
     "a model that is not there": (
         changed(URI, "file:///no/such/model"),
