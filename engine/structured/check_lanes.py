@@ -88,7 +88,7 @@ class _Worker:
     @property
     def head_start_left(self) -> float:
         """What the task did not need of it."""
-        return max(0.0, self._head_start - self.cpu_seconds)
+        return max(0.0, self._head_start - max(0.0, self.cpu_seconds))
 
     def _cpu(self) -> float:
         clock = (~self.pid << 3) | 2  # Linux's name of another process's CPU clock
