@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from pagelet.agent.http.gate import context_of
@@ -53,7 +53,12 @@ def conversation_before(request: Request, server: Server, body: ResponseRequest)
             code="previous_response_not_found",
             reason="invalid",
         )
-    return _ITEMS.validate_python(stored.conversation())
+    try:
+        return _ITEMS.validate_python(stored.conversation())
+    except ValidationError as error:
+        raise InvalidRequest(
+            "the conversation has too many items to go on from: begin a new one", name
+        ) from error
 
 
 @router.get(f"{RESPONSES}/{{response_id}}")

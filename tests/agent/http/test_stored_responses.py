@@ -90,6 +90,16 @@ def test_a_conversation_goes_on(keeper, client):
     assert caught.value.param == "previous_response_id"
 
 
+def test_a_conversation_has_an_end(serve):
+    keeper = serve(response_store=1 << 24)
+    body = {"model": "tiny", "input": [{"role": "user", "content": "x"}] * 8192, "store": True}
+    long = keeper.post("/v1/responses", json=body, timeout=60).json()
+    body |= {"input": "more", "previous_response_id": long["id"]}
+    error = keeper.post("/v1/responses", json=body, timeout=60).json()["error"]
+    assert error["param"] == "previous_response_id"
+    assert "too many items" in error["message"]
+
+
 def test_calls_and_thinking_go_on():
     async def make_llm(metrics):
         return ThinkingLLM(metrics)
