@@ -36,6 +36,9 @@ GEMMA3 = dataclasses.replace(
     sliding_window=9,
     sliding_layers=frozenset({0, 1, 3}),
 )
+MISTRAL = dataclasses.replace(LLAMA, architecture="MistralForCausalLM")
+QWEN3 = dataclasses.replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True)
+MIXTRAL = dataclasses.replace(MOE, architecture="MixtralForCausalLM", qk_norm=False)
 MAX_MODEL_LEN = 96
 NUM_BLOCKS = 14
 """For each KV group about what one longest request needs."""
@@ -110,9 +113,14 @@ def alone(config: ModelConfig) -> list[list[int]]:
     ("config", "tp_size", "pp_size", "expert_parallel"),
     [
         pytest.param(LLAMA, 4, 1, False, id="llama-tp4"),
+        pytest.param(MISTRAL, 2, 1, False, id="mistral-tp2"),
         pytest.param(GEMMA3, 1, 2, False, id="gemma3-pp2"),
+        pytest.param(GEMMA3, 2, 1, False, id="gemma3-tp2"),
         pytest.param(QWEN2, 2, 2, False, id="qwen2-pp2-tp2"),
+        pytest.param(QWEN3, 2, 2, False, id="qwen3-pp2-tp2"),
         pytest.param(MOE, 2, 1, True, id="moe-ep2"),
+        pytest.param(MOE, 2, 2, False, id="moe-pp2-tp2"),
+        pytest.param(MIXTRAL, 2, 1, False, id="mixtral-tp2"),
     ],
 )
 def test_tokens_are_those_of_one_process(
