@@ -144,6 +144,8 @@ class SimulatedExecutor:
         position = entry.num_computed_tokens + entry.num_tokens - len(entry.draft_token_ids)
         for place, draft in enumerate([*entry.draft_token_ids, None]):
             choices = None if allowed is None else allowed[place]
+            if choices is not None and not len(choices):
+                return  # the next step comes to it again
             if self._draw(row, position + place, choices, result) != draft:
                 return
 

@@ -289,6 +289,13 @@ FUZZ = settings(
 )
 
 
+def test_a_grammar_that_ends_where_no_token_goes_on(http, model):
+    """What it forces up to there is computed in one step with the place that has none."""
+    body = {"model": model, "prompt": "x", "max_tokens": 8, "guided_regex": "\u00ce\x14"}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 400
+
+
 @FUZZ
 @given(requests())
 def test_no_body_gives_a_5xx(http, model, sent):
