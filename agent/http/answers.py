@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
+from pagelet.agent.http.logprobs import named_by_id
 from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.server import Server
 from pagelet.agent.reasoning import ThinkingCounter
@@ -51,6 +52,7 @@ class Answers:
         self._cached_before: dict[int, int] = {}
         """Of prompts whose answers another replica began: what it found in its cache."""
         self._prompt_only = prompt_only
+        self._names_by_id = False
         self._timer: asyncio.TimerHandle | None = None
         self._expired: ApiError | None = None
         """What is answered when there is no more time."""
@@ -73,6 +75,7 @@ class Answers:
         Raises `InvalidRequest` or `EngineDead`.
         """
         llm = self._server.llm
+        self._names_by_id = bool(body.return_tokens_as_token_ids)
         if body.priority and llm.options.scheduler.policy != "priority":
             raise InvalidRequest(
                 "'priority' has no effect here: this server takes requests in order of arrival "
@@ -186,6 +189,8 @@ class Answers:
             output.num_generated_tokens = 0
             if output.finish_reason == "stop":
                 output.finish_reason, output.stop_reason = "length", None
+        if self._names_by_id and output.logprobs is not None:
+            output.logprobs = list(map(named_by_id, output.logprobs))
         output.num_cached_tokens = self._cached_before.get(number, output.num_cached_tokens)
         answer = number, output.index
         self._generated[answer] = output.num_generated_tokens

@@ -14,7 +14,7 @@ from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.journal import began, journaled
-from pagelet.agent.http.logprobs import LegacyLogprobs, prompt_logprobs
+from pagelet.agent.http.logprobs import LegacyLogprobs, named_by_id, prompt_logprobs
 from pagelet.agent.http.sampling import completion_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.async_llm import AsyncLLM
@@ -61,8 +61,12 @@ class _Job:
         """Logprobs of the echoed prompt."""
         prompt = self.prompts[number]
         token_id = prompt.token_ids[0]
-        first = (token_id, *self.llm.tokenizer.token_text(token_id))
-        return legacy.convert_prompt(first, output.prompt_logprobs or [], len(prompt.text))
+        text, data = self.llm.tokenizer.token_text(token_id)
+        positions = output.prompt_logprobs or []
+        if self.body.return_tokens_as_token_ids:
+            text = f"token_id:{token_id}"
+            positions = [each if each is None else named_by_id(each) for each in positions]
+        return legacy.convert_prompt((token_id, text, data), positions, len(prompt.text))
 
 
 @router.post("/v1/completions")

@@ -1,11 +1,21 @@
 """Logprobs in the shapes of OpenAI's two APIs, and of vLLM's extension for prompts."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from pagelet.engine.outputs import Logprob, PositionLogprobs
 from pagelet.protocol.openai.chat import ChoiceLogprobs, TokenLogprob, TopLogprob
 from pagelet.protocol.openai.common import PromptLogprob, PromptLogprobs
 from pagelet.protocol.openai.completions import CompletionLogprobs
+
+
+def named_by_id(position: PositionLogprobs) -> PositionLogprobs:
+    """With `token_id:5` as the text of its tokens, which tells those of equal text apart."""
+
+    def named(candidate: Logprob) -> Logprob:
+        return dataclasses.replace(candidate, token=f"token_id:{candidate.token_id}")
+
+    return PositionLogprobs(named(position.chosen), list(map(named, position.top)))
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChoiceLogprobs:

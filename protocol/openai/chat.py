@@ -174,7 +174,7 @@ class ChatCompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         self.check_stream()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "is only allowed when 'logprobs' is true")
         if (
             self.max_tokens is not None

@@ -83,3 +83,27 @@ StringOrStrings = Annotated[
 SchemaOrText = Annotated[dict[str, Any] | str | bool, one_of(dict, str, bool)]
 Schema = Annotated[dict[str, Any] | bool, one_of(dict, bool)]
 """A JSON schema."""
+
+
+_MOST_LABELS = 16
+_LABEL_NAME = 64
+_LABEL = 512
+"""Bounds of OpenAI's on metadata; the last two in characters."""
+
+
+def _within_bounds(labels: dict[str, str]) -> dict[str, str]:
+    found = ""
+    if len(labels) > _MOST_LABELS:
+        found = f"has {len(labels)} keys; at most {_MOST_LABELS} are taken"
+    for name, value in labels.items():
+        if len(name) > _LABEL_NAME:
+            found = f"has a key of {len(name)} characters; at most {_LABEL_NAME} are taken"
+        elif len(value) > _LABEL:
+            found = f"has a value of {len(value)} characters; at most {_LABEL} are taken"
+    if found:
+        raise PydanticCustomError("invalid_value", "{message}", {"message": found})
+    return labels
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_within_bounds)]
+"""Labels of a client's own."""

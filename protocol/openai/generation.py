@@ -6,6 +6,7 @@ from pydantic import Field
 
 from pagelet.protocol.openai.fields import (
     Integer,
+    Metadata,
     Number,
     RequestBody,
     SchemaOrText,
@@ -64,6 +65,8 @@ class GenerationRequest(RequestBody):
     add_special_tokens: bool | None = None
     prompt_logprobs: Integer | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Lets logprobs name tokens `token_id:5`."""
     priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -84,7 +87,7 @@ class GenerationRequest(RequestBody):
 
     # Labels and hints: they change no answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: CacheRetention | None = None
@@ -95,7 +98,6 @@ class GenerationRequest(RequestBody):
     spaces_between_special_tokens: Annotated[Any, unsupported(True, False)] = None
 
     # vLLM's, for what is not here.
-    return_tokens_as_token_ids: Annotated[Any, unsupported(False)] = None
     mm_processor_kwargs: Annotated[Any, unsupported({})] = None
     kv_transfer_params: Annotated[Any, unsupported({})] = None
     vllm_xargs: Annotated[Any, unsupported({})] = None

@@ -10,6 +10,9 @@ from pagelet.protocol.openai.fields import ResponseBody
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
+ErrorCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+"""Those of OpenAI's that fit what happens here: its clients know no others."""
+
 
 class OutputText(ResponseBody):
     """The text of a message."""
@@ -85,10 +88,11 @@ class ResponseUsage(ResponseBody):
 
 
 class ResponseError(ResponseBody):
-    """Why a response failed."""
+    """Why a response failed; `pagelet_code` (an extension) is the code of other APIs' errors."""
 
-    code: str
+    code: ErrorCode
     message: str
+    pagelet_code: str | None
 
 
 class IncompleteDetails(ResponseBody):

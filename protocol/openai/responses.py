@@ -9,11 +9,13 @@ from pagelet.protocol.kinds import only_kinds
 from pagelet.protocol.openai.effort import Effort
 from pagelet.protocol.openai.fields import (
     Integer,
+    Metadata,
     Number,
     RequestBody,
     Schema,
     StringOrStrings,
     Timeout,
+    TokenId,
     invalid,
     unsupported,
 )
@@ -146,9 +148,18 @@ class ResponseRequest(RequestBody):
     # Extensions, named as in chat completions.
     top_k: Integer | None = None
     min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
+    logit_bias: dict[Integer, Number] | None = None
     seed: Integer | None = None
     stop: StringOrStrings | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    skip_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
     priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -158,7 +169,7 @@ class ResponseRequest(RequestBody):
 
     # Labels and hints: they change no answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: CacheRetention | None = None

@@ -6,6 +6,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from pagelet.protocol.openai.errors import ApiError, describe
+from pagelet.protocol.openai.parse import without_mark
 
 _ABSENT: Final = msgspec.Raw(b"null")
 """A field that is null counts as one that is not there."""
@@ -51,6 +52,7 @@ class RequestBody:
 
     def __init__(self, data: bytes) -> None:
         """Raises `ApiError` for what is no JSON object, and for a field that is the router's."""
+        data = without_mark(data)
         try:
             data.decode()  # msgspec does not look into what it skips
             fields = _decoder.decode(data)

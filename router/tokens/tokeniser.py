@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import msgspec
-from pydantic import ValidationError
 
 from pagelet.protocol.block_hash import ExtraKey, hash_blocks
 from pagelet.protocol.errors import InvalidRequest, ModelSourceError
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
+from pagelet.protocol.openai.errors import ApiError
+from pagelet.protocol.openai.parse import parse
 from pagelet.router.tenants.shared_prefix import SharedPrefixes
 from pagelet.router.tokens.cache import WeightedCache
 from pagelet.router.tokens.segments import SegmentEncoder
@@ -122,7 +123,7 @@ class Tokeniser:
             return known
         try:
             prompts = await self._in_thread(lambda: _tokenise(loaded, path, body, salt, adapter))
-        except (InvalidRequest, ValidationError):
+        except (InvalidRequest, ApiError):
             return None
         weight = len(prompts.ids_json) + 64 * len(prompts.block_hashes) + 256
         loaded.prompts.put(key, prompts, weight)
@@ -148,13 +149,13 @@ def _tokenise(
 ) -> Prompts:
     encoder = loaded.encoder
     if path == CHAT:
-        chat = ChatCompletionRequest.model_validate_json(body)
+        chat = parse(body, ChatCompletionRequest)
         messages = [message.for_template() for message in chat.messages]
         text = encoder.render_chat(messages, **chat.template_options())
         encoder.check_length(text)
         prompts = [loaded.segments.encode(text, salt)]
     else:
-        request = CompletionRequest.model_validate_json(body)
+        request = parse(body, CompletionRequest)
         special = request.add_special_tokens is not False
         prompts = [
             encoder.encode(prompt, special) if isinstance(prompt, str) else prompt

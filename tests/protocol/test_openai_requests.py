@@ -24,7 +24,6 @@ NOT_SERVED = {
     "web_search_options": (None, {}),
     "verbosity": ("medium", "low"),
     "chat_template": (None, "{{ 1 }}"),
-    "return_tokens_as_token_ids": (False, True),
     "mm_processor_kwargs": ({}, {"a": 1}),
     "kv_transfer_params": (None, {"a": 1}),
     "vllm_xargs": ({}, {"a": 1}),

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pagelet.agent.http.items import Item, ItemReader
@@ -9,6 +10,7 @@ from pagelet.agent.http.logprobs import chat_logprobs
 from pagelet.protocol.openai.common import Usage
 from pagelet.protocol.openai.errors import ApiError
 from pagelet.protocol.openai.response_object import (
+    ErrorCode,
     IncompleteDetails,
     InputTokensDetails,
     ItemStatus,
@@ -27,6 +29,8 @@ from pagelet.protocol.openai.response_object import (
 from pagelet.protocol.openai.responses import AllowedFunctions, NamedFunction, ResponseRequest
 
 _PREFIXES: Final = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_ERROR_CODES: Final[Mapping[int, ErrorCode]] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""OpenAI's, by status."""
 
 
 class ResponseWriter:
@@ -38,14 +42,17 @@ class ResponseWriter:
         response_id: str,
         reader: ItemReader,
         created: int,
+        defaults: Mapping[str, Any],
         *,
         stored: bool = False,
     ) -> None:
-        """`created` is when it began, in seconds since 1970; `stored` if it will be kept."""
+        """`created` is when it began, in seconds since 1970; `defaults` are the sampling parameters
+        that it has where its request gives none; `stored` if it will be kept."""
         self._body = body
         self._id = response_id
         self._reader = reader
         self._created = created
+        self._defaults = defaults
         self._stored = stored
 
     def item_id(self, item: Item) -> str:
@@ -89,7 +96,9 @@ class ResponseWriter:
         """The response as it broke off."""
         response = self._response("failed", self._items(cut=True))
         response.error = ResponseError(
-            code=error.detail.code or "server_error", message=error.detail.message
+            code=_ERROR_CODES.get(error.status, "server_error"),
+            message=error.detail.message,
+            pagelet_code=error.detail.code,
         )
         return response
 
@@ -151,7 +160,7 @@ class ResponseWriter:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
-            temperature=body.temperature,
+            temperature=self._in_force("temperature", body.temperature),
             text=self._text(),
             tool_choice=self._tool_choice(),
             tools=[
@@ -159,9 +168,12 @@ class ResponseWriter:
                 for tool in body.tools or ()
             ],
             top_logprobs=body.top_logprobs or 0,
-            top_p=body.top_p,
+            top_p=self._in_force("top_p", body.top_p),
             user=body.user,
         )
+
+    def _in_force(self, name: str, asked: float | None) -> float | None:
+        return self._defaults[name] if asked is None else asked
 
     def _text(self) -> dict[str, Any]:
         text = self._body.text

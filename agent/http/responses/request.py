@@ -43,8 +43,10 @@ NAMES: Final = {
 """From fields of chat requests to those of requests for responses."""
 _SAME_NAME: Final = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p"),
-    *("repetition_penalty", "seed", "stop", "priority", "cache_salt", "chat_template_kwargs"),
-    *("timeout", "pagelet"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop"),
+    *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "include_reasoning", "priority", "cache_salt"),
+    *("chat_template_kwargs", "timeout", "pagelet"),
 )
 
 

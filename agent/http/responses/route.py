@@ -98,7 +98,14 @@ async def _begin(
     if hints.resume is not None and hints.resume.response_id is not None:
         response_id = hints.resume.response_id
     reader = ItemReader(plan, response_id)
-    writer = ResponseWriter(body, response_id, reader, began(hints), stored=store is not None)
+    writer = ResponseWriter(
+        body,
+        response_id,
+        reader,
+        began(hints),
+        server.llm.processor.default_sampling,
+        stored=store is not None,
+    )
     place = None
     if store is not None:
         items = _input_items(response_id, [*before, *body.input])

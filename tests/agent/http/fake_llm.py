@@ -65,7 +65,7 @@ class FakeLLM:
         self.adapters = {}
         self.config = SimpleNamespace(vocab_size=0x110000 + 10)
         self.tokenizer = CharTokenizer()
-        self.processor = SimpleNamespace(default_sampling={"temperature": 0.5})
+        self.processor = SimpleNamespace(default_sampling={"temperature": 0.5, "top_p": 0.75})
         self.prompts = SimpleNamespace(
             check_token_ids=self._check_token_ids, tokenizer=self.tokenizer, chat_template=None
         )

@@ -152,6 +152,16 @@ def test_numbers_that_json_does_not_have(server, number):
     assert error_of(response)["param"] == "temperature"
 
 
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "1" * 250 + "e99"])
+def test_nor_are_they_taken_where_anything_goes(server, number):
+    content = json.dumps(CHAT)[:-1] + f', "chat_template_kwargs": {{"x": [{number}]}}}}'
+    response = server.post(PATH, content=content)
+    assert response.status_code == 400
+    assert "We could not parse the JSON body" in error_of(response)["message"]
+    content = content.replace(number, json.dumps(f"{number} is text"))
+    assert server.post(PATH, content=content).status_code == 200
+
+
 def test_nul_bytes_are_text(server):
     response = server.post("/tokenize", json={"prompt": "a\0b"})
     assert response.json()["tokens"] == [1, 107, 10, 108]
@@ -434,7 +444,7 @@ def test_config_and_version(server):
     assert config["engine"]["cache"]["block_size"] == 16
     assert config["server"]["max_queue"] == 1024
     assert config["server"]["api_key_required"] is False
-    assert config["sampling_defaults"] == {"temperature": 0.5}
+    assert config["sampling_defaults"] == {"temperature": 0.5, "top_p": 0.75}
     assert server.get("/version").json()["version"]
 
 

@@ -193,7 +193,8 @@ def test_a_stream_whose_engine_dies_fails(server, client):
     *_, last = respond(client, stream=True)
     assert last.type == "response.failed"
     assert last.response.status == "failed"
-    assert last.response.error.code == "engine_unavailable"
+    assert last.response.error.code == "server_error"
+    assert last.response.error.pagelet_code == "engine_unavailable"
     assert last.response.output[0].status == "incomplete"
 
 
@@ -210,6 +211,41 @@ def test_logprobs(client, stream):
     assert "".join(entry.token for entry in logprobs) == TEXT
     assert logprobs[0].top_logprobs[0].token == "a"
     assert answer.top_logprobs == 1
+
+
+def test_what_vllm_adds_reaches_the_engine(server, client):
+    added = {
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "min_tokens": 2,
+        "stop_token_ids": [7],
+        "stop": ["x"],
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": 2.0},
+        "skip_special_tokens": False,
+        "top_k": 3,
+        "min_p": 0.5,
+        "seed": 9,
+    }
+    assert respond(client, extra_body=added).output_text == TEXT
+    sampling = server.llm.seen[-1][2]
+    assert {name: getattr(sampling, name) for name in added} == added | {"logit_bias": {5: 2.0}}
+
+
+def test_reasoning_can_be_left_out(thinker):
+    kinds = [item.type for item in respond(thinker, tools=[TOOL]).output]
+    assert kinds[0] == "reasoning"
+    left = respond(thinker, tools=[TOOL], extra_body={"include_reasoning": False})
+    assert [item.type for item in left.output] == kinds[1:]
+
+
+def test_the_sampling_in_force_is_told(client):
+    told = respond(client)
+    assert (told.temperature, told.top_p) == (0.5, 0.75)  # the model's own
+    asked = respond(client, temperature=0, top_p=1)
+    assert (asked.temperature, asked.top_p) == (0, 1)
 
 
 REFUSED = [

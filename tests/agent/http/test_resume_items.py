@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from pagelet.engine.request_stream import RequestStream
+from pagelet.engine.structured.answer import ConstrainedAnswer
 from pagelet.protocol.config import EngineOptions, ModelOptions
 
 from .real_engine import replica, simulated
@@ -53,7 +54,8 @@ def thinkers(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def unmerged(monkeypatch):
-    """As a reader who is quick enough gets it: each delta for itself."""
+    """As a reader who is quick enough gets it: each delta for itself, also of tokens of which a
+    grammar leaves no choice, which one step may bring together."""
 
     def put(stream, output):
         if not stream._closed:
@@ -62,6 +64,7 @@ def unmerged(monkeypatch):
             stream._wake()
 
     monkeypatch.setattr(RequestStream, "put", put)
+    monkeypatch.setattr(ConstrainedAnswer, "forced", lambda _: ())
 
 
 def events(server, path, body, resume=None):

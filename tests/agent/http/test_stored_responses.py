@@ -167,7 +167,7 @@ def test_failures_in_the_background_are_told(keeper, client):
     begun = respond(client, background=True)
     keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
     failed = client.responses.retrieve(begun.id)
-    assert (failed.status, failed.error.code) == ("failed", "engine_unavailable")
+    assert (failed.status, failed.error.code) == ("failed", "server_error")
 
 
 def test_what_cannot_be_is_refused(client):

@@ -13,6 +13,7 @@ FUNCTIONS = [
     {"type": "function", "function": {"name": name, "parameters": LOOK_UP}}
     for name in ("look_up", "other")
 ]
+TEXT_PART = {"type": "text", "text": "Why?", "x": None}
 TOOLS = [{"type": "function"} | tool["function"] for tool in FUNCTIONS]
 
 
@@ -24,6 +25,10 @@ def body_of(path, **fields):
 
 def ask(server, path, **fields):
     return server.post(f"/v1/{path}", json=body_of(path, **fields))
+
+
+def _without_own(path, body):
+    return {n: body[n] for n in body if path != "completions" or n != "messages"}
 
 
 HINTS = [
@@ -50,6 +55,74 @@ def test_hints_change_no_answer(server):
         for answer in plain, hinted:
             text = json.dumps(answer.json()[parts])
             assert "w\\u00f6rld" in text
+
+
+NULLS = [
+    ("chat/completions", {"some_sdk_field": None, "logprobs": False, "top_logprobs": 0}),
+    ("chat/completions", {"messages": [{**ASK[0], "x": None}, {"y": None, **ASK[0]}]}),
+    ("chat/completions", {"stream_options": None, "tools": [{**FUNCTIONS[0], "z": None}]}),
+    ("chat/completions", {"messages": [{"role": "user", "content": [TEXT_PART]}]}),
+    ("completions", {"prompt": "Why?", "mess": None, "max_tokens": 90}),
+    ("responses", {"input": [{**ASK[0], "status": None, "x": None}], "y": None}),
+    ("responses", {"text": {"format": {"type": "text", "x": None}}}),
+    ("messages", {"messages": [{**ASK[0], "x": None}], "mcp": None}),
+]
+
+
+@DIRECT_AND_ROUTED
+def test_what_is_null_asks_for_nothing(server):
+    for path, fields in NULLS:
+        # Tools are not for this model, which is said only once a body is valid.
+        valid = (400,) if "tools" in fields else (200,)
+        answer = server.post(f"/v1/{path}", json=_without_own(path, body_of(path) | fields))
+        assert answer.status_code in valid, answer.text
+        assert "nrecognized" not in answer.text
+
+
+@DIRECT_AND_ROUTED
+def test_what_is_unknown_and_not_null_is_named(server):
+    for fields, param in (
+        ({"x": None, "y": 0}, "y"),
+        ({"messages": [{**ASK[0], "x": None}, {**ASK[0], "x": False}]}, "messages[1].x"),
+    ):
+        error = ask(server, "chat/completions", **fields).json()["error"]
+        assert (error["param"], error["code"]) == (param, "unknown_parameter")
+
+
+@DIRECT_AND_ROUTED
+def test_a_body_may_begin_with_the_mark_of_utf8(server):
+    content = "\ufeff" + json.dumps(body_of("chat/completions"))
+    assert server.post("/v1/chat/completions", content=content.encode()).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_metadata_has_bounds(server, path):
+    most = {f"{number:064}": "x" * 512 for number in range(16)}
+    assert ask(server, path, metadata=most).status_code == 200
+    for labels in (most | {"one": "more"}, {"x" * 65: ""}, {"x": "x" * 513}):
+        answer = ask(server, path, metadata=labels)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_may_name_tokens_by_their_ids(server, stream):
+    asked = {"stream": stream, "return_tokens_as_token_ids": True}
+    plain = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "echo": True, "logprobs": 1}
+    answers = [
+        ask(server, "chat/completions", logprobs=True, top_logprobs=1, **asked),
+        server.post("/v1/completions", json=plain | asked),
+    ]
+    for answer, first in zip(answers, (ord("H") + 10, 1), strict=True):
+        lines = answer.text.split("\n")
+        events = [line[6:] for line in lines if line.startswith("data: {")]
+        parts = [json.loads(text) for text in (events if stream else [answer.text])]
+        found = [part["choices"][0]["logprobs"] for part in parts]
+        found = [each for each in found if each is not None]
+        tokens = [token for each in found for token in each.get("tokens", ())]
+        tokens += [each["token"] for part in found for each in part.get("content", ())]
+        assert tokens[0] == f"token_id:{first}"
+        assert all(token.startswith("token_id:") for token in tokens)
+        assert f"token_id:{ord('a') + 10}" in json.dumps(found)  # a candidate of the fake engine
 
 
 @pytest.fixture
