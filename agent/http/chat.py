@@ -110,7 +110,7 @@ def _choice(
     else:
         reader = plan.make_reader(call_ids(response_id, index))
         message = whole_message(reader.read(answer.text, ends=True))
-        if message.tool_calls and finish_reason == "stop":
+        if reader.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
     return ChatChoice(
         index=index,
@@ -240,7 +240,7 @@ class MessageChunks(ChatChunks):
             return events
         last = choices[-1]
         if finished:
-            called = reader.num_calls and output.finish_reason == "stop"
+            called = output.finish_reason == "stop" and reader.calls
             last["finish_reason"] = "tool_calls" if called else output.finish_reason
             last["stop_reason"] = output.stop_reason
         if self._logprobs and output.logprobs:

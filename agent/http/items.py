@@ -48,7 +48,8 @@ class Grow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class End:
-    """An item has ended; with `cut` it might have gone on, but for the bound on tokens."""
+    """An item has ended; with `cut` it might have gone on, but for the bound on tokens, or a stop
+    string in the midst of a call."""
 
     item: Item
     cut: bool = False
@@ -76,9 +77,16 @@ class ItemReader:
         """The stop string, or the token of the request's own, that ended it."""
 
     @property
-    def has_calls(self) -> bool:
-        """Whether it calls tools."""
-        return any(item.kind == "call" for item in self.items)
+    def calls(self) -> bool:
+        """Whether it calls tools, the last one with all its arguments."""
+        return self._reader.calls
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether its last item is not whole: for the bound on its tokens, or, in a call, for a
+        stop string."""
+        ends_in_call = bool(self.items) and self.items[-1].kind == "call"
+        return self.cut or (ends_in_call and not self._reader.calls)
 
     def push(self, output: RequestOutput) -> list[Step]:
         """What a delta brings."""
@@ -92,7 +100,7 @@ class ItemReader:
         if finished:
             self.cut = output.finish_reason == "length"
             self.stop = output.stop_reason
-            self._close(steps, self.cut)
+            self._close(steps, self.breaks_off)
         return steps
 
     def _replay(self, output: RequestOutput) -> None:

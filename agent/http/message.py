@@ -1,6 +1,7 @@
 """From an answer's text to the message that a client gets: content, thinking and calls of tools."""
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -36,6 +37,20 @@ class MessageReader:
         self._shows_reasoning = shows_reasoning
         self.num_calls = 0
         """Calls so far, those that are left out for want of `parallel` included."""
+        self._arguments = list[str]()
+        """Of the last call that was not left out."""
+
+    @property
+    def calls(self) -> bool:
+        """Whether there are calls, the last of them with all its arguments: a stop string, or the
+        bound on tokens, may have cut it off."""
+        if not self.num_calls:
+            return False
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return False
+        return True
 
     def read(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
         """The deltas of a message, in OpenAI's shape, that the text brings."""
@@ -65,16 +80,24 @@ class MessageReader:
                 return {"reasoning_content": text} if self._shows_reasoning else {}
             case CallBegin(name):
                 self.num_calls += 1
+                if not self._leaves_out:
+                    self._arguments.clear()
                 call = {
                     "id": self._make_id(self.num_calls - 1),
                     "type": "function",
                     "function": {"name": name, "arguments": ""},
                 }
             case CallArguments(text):
+                if not self._leaves_out:
+                    self._arguments.append(text)
                 call = {"function": {"arguments": text}}
-        if self._most_calls is not None and self.num_calls > self._most_calls:
+        if self._leaves_out:
             return {}
         return {"tool_calls": [{"index": self.num_calls - 1, **call}]}
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self._most_calls is not None and self.num_calls > self._most_calls
 
 
 def merged(events: Sequence[Event]) -> list[Event]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pagelet.agent.http.message import MessageReader
@@ -14,6 +14,7 @@ from pagelet.agent.reasoning import (
     prompt_state,
 )
 from pagelet.agent.settings import ToolCallParser
+from pagelet.agent.tools.forced import ForcedParser
 from pagelet.agent.tools.formats import FORMATS, JSON, ToolFormat, detect_format
 from pagelet.agent.tools.grammars import Tool, forced_calls
 from pagelet.engine.processor import RequestedSampling
@@ -41,6 +42,8 @@ class MessagePlan:
     parallel: bool
     shows_reasoning: bool
     token_text: Callable[[int], tuple[str, bytes]]
+    forced: Mapping[str, str] | None
+    """How answers that must call a function begin, by its name."""
 
     def count_thinking(self) -> ThinkingCounter | None:
         """For one answer; None if it does not think."""
@@ -48,13 +51,26 @@ class MessagePlan:
 
     def make_reader(self, make_id: Callable[[int], str]) -> MessageReader:
         """For one answer."""
+        parser = None if self.tool_format is None else self.tool_format.make_parser(self.tool_names)
+        if parser is not None and self.forced is not None:
+            parser = ForcedParser(parser, self.forced)
         return MessageReader(
             None if self.begun is None else ReasoningSplitter(self.begun),
-            None if self.tool_format is None else self.tool_format.make_parser(self.tool_names),
+            parser,
             make_id,
             parallel=self.parallel,
             shows_reasoning=self.shows_reasoning,
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Calls:
+    """How calls are written, and the Lark grammar that enforces it, if anything must be."""
+
+    tool_format: ToolFormat | None = None
+    lark: str | None = None
+    forced: Mapping[str, str] | None = None
+    """See `MessagePlan`."""
 
 
 class MessageForms:
@@ -96,7 +112,8 @@ class MessageForms:
         if begun is None and not body.callable_tools:
             return None
         tools = _tools_of(body)
-        tool_format, lark = self._calls(body, tools) if tools else (None, None)
+        calls = self._calls(body, tools) if tools else _Calls()
+        tool_format, lark = calls.tool_format, calls.lark
         if lark is not None:
             if sampling.structured is not None:
                 param = sampling.structured.param
@@ -121,6 +138,7 @@ class MessageForms:
             parallel=body.parallel_tool_calls is not False,
             shows_reasoning=body.include_reasoning is not False,
             token_text=self._tokenizer.token_text,
+            forced=calls.forced,
         )
 
     def _thinking(self, prompt: list[int]) -> bool | None:
@@ -133,10 +151,7 @@ class MessageForms:
         begin, end = self._tokenizer.token_id(BEGIN), self._tokenizer.token_id(END)
         return None if begin is None or end is None else Thinking(begin, end, begun, budget)
 
-    def _calls(
-        self, body: ChatCompletionRequest, tools: list[Tool]
-    ) -> tuple[ToolFormat, str | None]:
-        """How calls are written, and the Lark grammar that enforces it, if anything must be."""
+    def _calls(self, body: ChatCompletionRequest, tools: list[Tool]) -> _Calls:
         if not self._takes_tools:
             raise InvalidRequest("this server does not take tools", "tools")
         choice = body.tool_choice
@@ -146,13 +161,17 @@ class MessageForms:
             tool_format = self._tool_format or JSON
             if tool_format.spelling is None:
                 tool_format = JSON
-            assert tool_format.spelling is not None
-            return tool_format, forced_calls(
-                tool_format.spelling,
+            spelling = tool_format.spelling
+            assert spelling is not None
+            lark = forced_calls(
+                spelling,
                 tools,
                 _literals(self._tokenizer, tool_format),
                 WHITESPACE,
                 parallel=choice == "required" and body.parallel_tool_calls is not False,
+            )
+            return _Calls(
+                tool_format, lark, {tool.name: spelling.beginning(tool.name) for tool in tools}
             )
         if self._tool_format is None:
             raise InvalidRequest(
@@ -161,9 +180,9 @@ class MessageForms:
                 "tools",
             )
         if not any(tool.strict for tool in tools):
-            return self._tool_format, None
+            return _Calls(self._tool_format)
         literal = _literals(self._tokenizer, self._tool_format)
-        return self._tool_format, self._tool_format.strict(tools, literal, WHITESPACE)
+        return _Calls(self._tool_format, self._tool_format.strict(tools, literal, WHITESPACE))
 
 
 def _tools_of(body: ChatCompletionRequest) -> list[Tool]:

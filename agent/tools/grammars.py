@@ -36,6 +36,10 @@ class Spelling:
     first: str = ""
     last: str = ""
 
+    def beginning(self, name: str) -> str:
+        """Of an answer that calls a function, up to the arguments."""
+        return self.first + self.begin(json.dumps(name))
+
 
 def grammar(*rules: str) -> str:
     """Of rules, the first of which is `start`."""

@@ -96,9 +96,9 @@ class ResponseError(ResponseBody):
 
 
 class IncompleteDetails(ResponseBody):
-    """Why a response is not complete."""
+    """Why a response is not complete; no reason is that a stop string cut a call off."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens"] | None
 
 
 class ResponseObject(ResponseBody):

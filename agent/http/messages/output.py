@@ -48,7 +48,7 @@ def stop_reason(reader: ItemReader) -> StopReason:
     """Why the answer ended."""
     if reader.cut:
         return "max_tokens"
-    if reader.has_calls:
+    if reader.calls:
         return "tool_use"
     return "end_turn" if stop_sequence(reader) is None else "stop_sequence"
 

@@ -108,10 +108,12 @@ class ResponseWriter:
 
     def whole(self, usage: Usage) -> ResponseObject:
         """The response once its answer has ended."""
-        cut = self._reader.cut
+        cut = self._reader.breaks_off
         response = self._response("incomplete" if cut else "completed", self._items(cut))
         if cut:
-            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            response.incomplete_details = IncompleteDetails(
+                reason="max_output_tokens" if self._reader.cut else None
+            )
         else:
             response.completed_at = int(time.time())
         response.usage = ResponseUsage(
