@@ -60,6 +60,6 @@ class Autoscaler:
                 scaling_bounds(scaling), current, demand, now, scheduled=scheduled
             )
             if wanted != current:
-                shown = "unknown" if demand is None else f"{demand:.2f}"
+                shown = "unknown" if demand is None else f"{demand:.2g}"
                 log.info("%s: %d to %d replicas (demand: %s)", name, current, wanted, shown)
                 self._pools.autoscale(name, wanted)

@@ -6,13 +6,14 @@ from typing import Final
 from pagelet.protocol.autoscaling.objective import Prompts
 
 _LEAST: Final = 1e-3
-"""A mean so small is nothing, or an idle service would never be taken for one."""
+"""Of a mean: what came counts, however little, or a service in use would be taken for idle."""
 _SIZES: Final = 40
 """Classes of prompts: from a millisecond to a quarter of an hour."""
 
 
 class ArrivalRate:
-    """A mean in which what arrived `mean_age` seconds ago weighs 1/e of what arrives now."""
+    """A mean in which what arrived `mean_age` seconds ago weighs 1/e of what arrives now. It ends
+    when nothing has arrived for so long, or an idle service would not be taken for one."""
 
     def __init__(self, mean_age: float) -> None:
         self._mean_age = mean_age
@@ -25,9 +26,8 @@ class ArrivalRate:
         self._at = max(self._at, now)
 
     def per_second(self, now: float) -> float:
-        """As of now; 0 once all of it is long ago."""
-        value = self._decayed(now)
-        return value if value >= _LEAST else 0.0
+        """As of now."""
+        return max(self._decayed(now), _LEAST) if now - self._at <= self._mean_age else 0.0
 
     def _decayed(self, now: float) -> float:
         return self._value * math.exp(-max(0.0, now - self._at) / self._mean_age)

@@ -79,7 +79,7 @@ def test_replicas_follow_the_demand_from_zero_to_the_most_and_back(up: Local) ->
     up.write(SCALED)
     # Nobody asks: the last replica goes, and a request that comes then is held until one is back.
     up.start()
-    wait_for(lambda: "sim: 1 to 0 replicas (demand: 0.00)" in up.said() and not up.phases())
+    wait_for(lambda: "sim: 1 to 0 replicas (demand: 0)" in up.said() and not up.phases())
     Streams(up, 1, max_tokens=5).join()
 
     # Six at once are three replicas' worth. When four have ended two replicas go, and the streams
