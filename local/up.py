@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -29,6 +30,8 @@ from pagelet.protocol.inference_service.load import InvalidServices
 _DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 8000
 _POLL_SECONDS = 0.1
+_ENDS_SECONDS = 1.0
+"""That a supervisor that gives up may take to end."""
 
 log = logging.getLogger("pagelet.local")
 
@@ -126,11 +129,23 @@ def _in_background(options: UpOptions, state: StateDir, console: Console) -> int
         )
         while state.owner() is None:
             if process.poll() is not None:
-                output.seek(0)
-                words = output.read().decode(errors="replace").strip()
-                raise UpFailed(words.removeprefix("Error: ") or "it ended at once")
+                raise UpFailed(_last_words(output))
             time.sleep(_POLL_SECONDS)
-    return _wait(state, console)
+        try:
+            return _wait(state, console)
+        except UpFailed:
+            # It may have given up between two looks, and then it knows better why.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDS_SECONDS)
+                raise UpFailed(_last_words(output)) from None
+            raise
+
+
+def _last_words(output: IO[bytes]) -> str:
+    """Why a process that was started in the background has ended."""
+    output.seek(0)
+    words = output.read().decode(errors="replace").strip()
+    return words.removeprefix("Error: ") or "it ended at once"
 
 
 def _apply(
