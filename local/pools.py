@@ -162,12 +162,16 @@ class Pools:
         return next_share(wanted, [replica.share for replica in self._replicas])
 
     def _tell_router(self) -> None:
-        """Lists the replicas that take requests."""
+        """Lists the replicas that take requests, and those that may keep responses still."""
         for pool in self._specs:
             listed = [
-                {"id": replica.name, "url": replica.url}
+                {
+                    "id": replica.name,
+                    "url": replica.url,
+                    "takes_requests": replica.phase is Phase.READY,
+                }
                 for replica in self._replicas
-                if replica.pool == pool and replica.phase is Phase.READY
+                if replica.pool == pool and replica.has_served
             ]
             content = msgspec.json.encode(listed)
             if self._listed.get(pool) != content:

@@ -69,6 +69,11 @@ class Server:
         return 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
 
     @property
+    def has_served(self) -> bool:
+        """Whether its process lives and was ready, even if it drains or is not ready any more."""
+        return self._command is not None and self._ready_since is not None
+
+    @property
     def last_lines(self) -> list[str]:
         """What the process that runs wrote last."""
         return self._output.tail

@@ -36,7 +36,8 @@ class Pool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replicas: list[str] = []
     """URLs, such as `http://10.0.0.7:8000`."""
     replicas_file: str | None = None
-    """A JSON file with a list of `{"id": ..., "url": ...}`, read again whenever it changes."""
+    """A JSON file with a list of `{"id": ..., "url": ...}`, read again whenever it changes. A
+    replica with `"takes_requests": false` is asked only for responses that it keeps."""
     service: KubernetesService | None = None
 
 

@@ -1,7 +1,8 @@
 """Stored responses: which replica keeps one, and what may be asked of it.
 
 The id tells whom to ask first. A stream that went on at another replica is kept there under the id
-with which it began, so that the others are asked when the first one has nothing."""
+with which it began, so that the others are asked when the first one has nothing. Replicas that take
+no requests any more are asked, too, for as long as they answer: what they keep is nowhere else."""
 
 import asyncio
 import dataclasses
@@ -16,7 +17,7 @@ from pagelet.router.record import RequestRecord
 from pagelet.router.replicas.replica import Replica
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.tenant import Tenant
-from pagelet.router.upstream.client import ConnectFailed
+from pagelet.router.upstream.client import ConnectRefused
 from pagelet.router.upstream.connection import Headers, UpstreamError
 
 _SECONDS: Final = 30.0
@@ -44,12 +45,7 @@ async def ask(
 ) -> KeptAnswer:
     """What the replica says that keeps the response which `target` names. Raises `ApiError`."""
     response_id = target.removeprefix(PREFIX).partition("?")[0].partition("/")[0]
-    keepers = [
-        replica
-        for pool in state.pools.values()
-        for replica in pool.replicas.values()
-        if replica.description is not None and replica.description.response_store is not None
-    ]
+    keepers = [replica for replica in state.all_replicas if replica.keeps_responses]
     named = [each for each in keepers if response_id.startswith(_mark(each))]
     headers = [
         *state.replica_headers,
@@ -64,7 +60,7 @@ async def ask(
                 return answer
         if asked is named:
             lost = next((each for each in answers if isinstance(each, UpstreamError)), None)
-    if lost is not None and not isinstance(lost, ConnectFailed):
+    if lost is not None and not isinstance(lost, ConnectRefused):
         raise ApiError(
             503,
             f"The replica that keeps the response does not answer: {lost}.",
@@ -73,7 +69,10 @@ async def ask(
             reason="upstream",
         )
     if not keepers:
-        why = "no replica keeps responses: start them with --response-store"
+        why = (
+            "no replica keeps responses: the one that kept it is gone, or they were started "
+            "without --response-store"
+        )
     elif named and lost is None:
         why = "it was not stored, or is kept no longer"
     else:

@@ -103,6 +103,12 @@ class RouterState:
         """The pools that have a replica which takes requests."""
         return [ref for ref, pool in self.pools.items() if pool.available]
 
+    @property
+    def all_replicas(self) -> list[Replica]:
+        """Of all pools, also those that take no requests and may keep responses still."""
+        pools = self.pools.values()
+        return [r for pool in pools for r in (*pool.replicas.values(), *pool.keepers.values())]
+
     def open_request(self) -> None:
         """A request that a drain waits for began."""
         self.open_requests += 1

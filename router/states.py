@@ -105,12 +105,19 @@ def _read(path: Path) -> RouterConfig:
 
 
 async def _find_replicas(state: RouterState, before: RouterState) -> None:
-    """Waits until each pool that had replicas, and the tokenizer of its prompts, has them again."""
+    """Waits until each pool that had replicas, and the tokenizer of its prompts, has them again,
+    and until those that keep responses are known as such."""
     known = set(_names(state).values())
-    wanted = {found for found in _equipped(before) if found[0] in known}
+    wanted = {each for each in _equipped(before) if each[0] in known}
+    keepers = {replica.endpoint.url for replica in before.all_replicas if replica.keeps_responses}
+
+    def found() -> bool:
+        unknown = {r.endpoint.url for r in state.all_replicas if r.health == "unknown"}
+        return wanted <= _equipped(state) and not unknown & keepers
+
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FIND_SECONDS):
-            while not wanted <= _equipped(state):  # noqa: ASYNC110 (two things are waited for)
+            while not found():  # noqa: ASYNC110 (several things are waited for)
                 await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -20,6 +20,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     id: str
     """The same as long as it is the same process, or pod."""
     url: str
+    takes_requests: bool = True
+    """False of one that drains, or whose engine starts anew: it is asked only for what it keeps."""
 
 
 class Discovery(Protocol):
@@ -43,7 +45,8 @@ class StaticDiscovery:
 
 
 class FileDiscovery:
-    """A JSON file with a list of `{"id": ..., "url": ...}`, as local mode writes it.
+    """A JSON file with a list of `{"id": ..., "url": ...}`, as local mode writes it, where
+    `"takes_requests": false` may stand, too.
 
     It is best replaced in one step (written beside, then renamed); what cannot be read is tried
     again until it can."""

@@ -81,30 +81,38 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-def ready_endpoints(
+def replica_endpoints(
     slices: Iterable[EndpointSlice], port: str | int, known: Container[str] = ()
 ) -> list[Endpoint]:
-    """The replicas that are ready and not terminating, each once, in the order of their ids.
+    """The replicas that are ready, and those that terminate, each once, in the order of their ids.
 
     A replica is its pod, by UID: a pod that comes back with the address of another is another.
     `known` ones stay when they are not ready any more, and the router's own probes tell of their
     health: when the control plane loses sight of a node, as of all nodes while its API server is
-    away, it calls their pods not ready, and they serve on.
+    away, it calls their pods not ready, and they serve on. Those that terminate take no requests,
+    and still have what they keep for clients.
     """
     found: dict[str, Endpoint] = {}
     for piece in slices:
         number = _port_number(piece.ports or (), port)
         for endpoint in piece.endpoints or ():
             conditions = endpoint.conditions
-            if number is None or conditions.terminating:
+            if number is None:
                 continue
             address = endpoint.addresses[0]
             host = f"[{address}]" if ":" in address else address
             uid = endpoint.target_ref.uid if endpoint.target_ref is not None else ""
-            made = Endpoint(uid or f"{address}:{number}", f"http://{host}:{number}")
-            if conditions.ready is False and made.id not in known:
+            made = Endpoint(
+                uid or f"{address}:{number}",
+                f"http://{host}:{number}",
+                takes_requests=not conditions.terminating,
+            )
+            if made.takes_requests and conditions.ready is False and made.id not in known:
                 continue
-            found.setdefault(made.id, made)  # a pod moves between slices, or has two addresses
+            # A pod moves between slices, or has two addresses.
+            before = found.setdefault(made.id, made)
+            if made.takes_requests and not before.takes_requests:
+                found[made.id] = made
     return sorted(found.values(), key=lambda endpoint: endpoint.id)
 
 
@@ -150,7 +158,7 @@ class ApiServer:
 
 
 class EndpointSliceDiscovery:
-    """The pods of a Service that are ready, or were. See `Discovery`."""
+    """The pods of a Service that are ready, were, or terminate. See `Discovery`."""
 
     def __init__(
         self, service: KubernetesService, api: ApiServer, relist_seconds: float = RELIST_SECONDS
@@ -169,8 +177,8 @@ class EndpointSliceDiscovery:
             try:
                 async for _ in self._changes():
                     failed, retry = "", _RETRY_SECONDS
-                    known = {endpoint.id for endpoint in told or ()}
-                    now = ready_endpoints(self._slices.values(), self._service.port, known)
+                    known = {endpoint.id for endpoint in told or () if endpoint.takes_requests}
+                    now = replica_endpoints(self._slices.values(), self._service.port, known)
                     if now != told:
                         told = now
                         yield now

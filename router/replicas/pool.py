@@ -45,6 +45,8 @@ class ReplicaPool:
         self.room = WaitingRoom(size=options.queue_size, timeout=options.queue_timeout)
         self.events = EventFollowers(self.fleet)
         self.replicas: dict[str, Replica] = {}
+        self.keepers: dict[str, Replica] = {}
+        """Those that take no requests, and may keep responses still."""
         self._headers = headers
         self._on_replica = on_replica
         self._num_workers = num_workers
@@ -66,7 +68,7 @@ class ReplicaPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.events.close()
-        for replica in self.replicas.values():
+        for replica in (*self.replicas.values(), *self.keepers.values()):
             replica.upstream.close()
 
     @property
@@ -140,28 +142,39 @@ class ReplicaPool:
 
     def _take_set(self, endpoints: Sequence[Endpoint]) -> None:
         wanted = {endpoint.id: endpoint for endpoint in endpoints}
-        for replica in list(self.replicas.values()):
+        before = self.replicas | self.keepers
+        for replica in before.values():
             if wanted.get(replica.id) != replica.endpoint:
                 self._remove(replica)
         for endpoint in wanted.values():
-            if endpoint.id not in self.replicas:
-                self._add(endpoint)
+            if endpoint.id not in self.replicas and endpoint.id not in self.keepers:
+                self._add(endpoint, before.get(endpoint.id))
 
-    def _add(self, endpoint: Endpoint) -> None:
+    def _add(self, endpoint: Endpoint, before: Replica | None) -> None:
+        """`before` is the same replica as it was while it took requests, or while it took none."""
         try:
             replica = Replica.at(endpoint, self.options)
         except ValueError as error:
             _log.warning("replica %s is left out: %s", endpoint.id, error)
             return
-        self.replicas[replica.id] = replica
-        prober = Prober(replica, self._headers, self._on_change)
+        if before is not None and before.endpoint.url == endpoint.url:
+            replica.description = before.description  # whoever asks what it keeps need not wait
+        if endpoint.takes_requests:
+            self.replicas[replica.id] = replica
+            prober = Prober(replica, self._headers, self._on_change)
+        else:
+            self.keepers[replica.id] = replica
+            prober = Prober(replica, self._headers, lambda replica: None)
         self._probers[replica.id] = prober, asyncio.create_task(prober.run())
 
     def _remove(self, replica: Replica) -> None:
-        _log.info("replica %s is gone", replica.id)
-        del self.replicas[replica.id]
         _, task = self._probers.pop(replica.id)
         task.cancel()
+        if self.keepers.pop(replica.id, None) is not None:
+            replica.upstream.close()
+            return
+        _log.info("replica %s takes no requests any more", replica.id)
+        del self.replicas[replica.id]
         replica.health = "gone"
         self._on_change(replica)
         replica.upstream.close()

@@ -50,6 +50,11 @@ class Replica:
         """Whether it understands what routers say to replicas."""
         return self.description is not None
 
+    @property
+    def keeps_responses(self) -> bool:
+        """Whether it can be asked for some."""
+        return self.description is not None and self.description.response_store is not None
+
     def takes_requests(self, now: float) -> bool:
         """Whether new requests may go to it."""
         return self.health == "ready" and now >= self.breaker.open_until and now >= self.held_until

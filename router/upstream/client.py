@@ -26,6 +26,10 @@ class ConnectFailed(UpstreamError):
     """No connection: nothing was sent."""
 
 
+class ConnectRefused(ConnectFailed):
+    """Nobody listens there: the server has ended, or has not begun."""
+
+
 class UpstreamTimeout(UpstreamError):
     """The server was silent for too long."""
 
@@ -181,7 +185,7 @@ class Upstream:
         """Sends a request and waits at most so many seconds until its answer begins. `target` is
         a path, perhaps with a query; host and length are added to the headers.
 
-        Raises `ConnectFailed`, `ConnectionLost` or `UpstreamTimeout`.
+        Raises `ConnectFailed` (`ConnectRefused` is one), `ConnectionLost` or `UpstreamTimeout`.
         """
         head = [f"{method} ".encode(), self._prefix, target.encode("latin-1"), b" HTTP/1.1\r\n"]
         head.append(self._host_line)
@@ -244,6 +248,8 @@ class Upstream:
                 )
         except TimeoutError:
             failure = f"cannot connect within {self._connect_timeout:g} s"
+        except ConnectionRefusedError as error:
+            raise ConnectRefused(f"cannot connect: {error}") from error
         except OSError as error:
             failure = f"cannot connect: {error}"
         else:

@@ -17,10 +17,14 @@ from support.processes import wait_for
 
 
 @contextlib.contextmanager
-def router_thread(*replica_urls: str, api_keys_file: str | None = None) -> Iterator[int]:
-    """The router's port, once it has found all replicas ready."""
+def router_thread(
+    *replica_urls: str, api_keys_file: str | None = None, replicas_file: str | None = None
+) -> Iterator[int]:
+    """The router's port, once it has found all replicas ready. They are told to it by
+    `replicas_file` if that is given."""
+    urls = [] if replicas_file else list(replica_urls)
     config = RouterConfig(
-        models=[ModelRoute(pools=[Pool(replicas=list(replica_urls))])],
+        models=[ModelRoute(pools=[Pool(replicas=urls, replicas_file=replicas_file)])],
         proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
         api_keys_file=api_keys_file,
     )

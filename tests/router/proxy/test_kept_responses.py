@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 
 import httpx
 import openai
@@ -9,9 +10,12 @@ import pytest
 from agent.http.conftest import answer_routers, serving
 from agent.http.fake_llm import FakeLLM
 
+from pagelet.process.atomic import write_atomically
 from pagelet.protocol.api_keys import key_digest
 from pagelet.router.tenants.key_file import digest_entry
+from support.processes import wait_for
 from support.router_thread import router_thread
+from support.scripted_replica import ScriptedReplica
 
 TEXT = "Hello, wörld!"
 
@@ -40,6 +44,37 @@ def client(replicas):
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0) as client,
     ):
         yield client
+
+
+class Listed:
+    """A router whose replicas are told to it by a file."""
+
+    def __init__(self, replicas, folder):
+        self.names = {f"r{number}": each for number, each in enumerate(replicas)}
+        self.file = folder / "replicas.json"
+        self.write(dict.fromkeys(self.names, True))
+
+    def write(self, takes_requests):
+        """Of each replica that is to be listed, whether it takes requests."""
+        listed = [
+            {"id": name, "url": self.names[name].url, "takes_requests": takes}
+            for name, takes in takes_requests.items()
+        ]
+        write_atomically(self.file, json.dumps(listed).encode())
+
+    def name(self, replica):
+        return next(name for name, each in self.names.items() if each is replica)
+
+    @contextlib.contextmanager
+    def client(self):
+        urls = [each.url for each in self.names.values()]
+        with (
+            router_thread(*urls, replicas_file=str(self.file)) as port,
+            openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0
+            ) as client,
+        ):
+            yield client
 
 
 def respond(client, **options):
@@ -83,6 +118,80 @@ def test_in_the_background(replicas, client):
     keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
     done = client.responses.cancel(begun.id)
     assert (done.status, done.output_text) == ("completed", TEXT)
+
+
+def test_a_replica_that_takes_no_requests_tells_what_it_keeps_until_it_is_gone(replicas, tmp_path):
+    listed = Listed(replicas, tmp_path)
+    with listed.client() as client:
+        running = respond(client, background=True)
+        keeper = keeper_of(replicas, running)
+        answers = [respond(client, input=f"one {number}") for number in range(12)]
+        kept, deleted, *_ = (each for each in answers if keeper_of(replicas, each) is keeper)
+        text = client.responses.input_items.list(kept.id).data[0].content[0].text
+        [other] = [each for each in replicas if each is not keeper]
+        keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
+        listed.write({listed.name(keeper): False, listed.name(other): True})
+        # The router reads the file four times a second; it must find what is kept all the time.
+        for _ in range(20):
+            assert client.responses.retrieve(kept.id) == kept
+            time.sleep(0.05)
+        asked = len(keeper.llm.seen)
+        [item] = client.responses.input_items.list(kept.id).data
+        assert item.content[0].text == text
+        assert client.responses.cancel(running.id).status == "completed"
+        client.responses.delete(deleted.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(deleted.id)
+        for _ in range(6):
+            after = respond(client, input="two", previous_response_id=kept.id)
+            assert keeper_of(replicas, after) is other
+            prompt = other.llm.tokenizer.decode(other.llm.seen[-1][1])
+            assert prompt == f"<user>{text}<assistant>{TEXT}<user>two<assistant>"
+        assert len(keeper.llm.seen) == asked
+        # A router that starts only now finds it, too.
+        with router_thread(other.url, replicas_file=str(listed.file)) as port:
+            url = f"http://127.0.0.1:{port}/v1/responses/{kept.id}"
+            wait_for(lambda: httpx.get(url, timeout=10).status_code == 200)
+        # It takes requests again, as when its engine has started anew.
+        listed.write({listed.name(keeper): True, listed.name(other): False})
+        for _ in range(20):
+            assert client.responses.retrieve(kept.id) == kept
+            time.sleep(0.05)
+        assert keeper_of(replicas, respond(client)) is keeper
+        listed.write({listed.name(other): True})
+
+        def gone():
+            try:
+                client.responses.retrieve(kept.id)
+            except openai.NotFoundError as error:
+                return "is gone or has started anew" in str(error)
+            return False
+
+        wait_for(gone)
+        assert client.responses.retrieve(after.id) == after
+
+
+class CutsOff(ScriptedReplica):
+    """Answers probes, and nothing that is asked of it."""
+
+    async def _describe(self, path, writer):
+        if path.startswith("/v1/responses/"):
+            writer.transport.abort()
+        else:
+            await super()._describe(path, writer)
+
+
+async def test_while_a_replica_may_come_back_the_error_says_so(routed):
+    keeper = CutsOff()
+    keeper.claims = {"response_store": "k"}
+    path = "/v1/responses/resp_k_1"
+    async with routed(keeper, ScriptedReplica()) as router:
+        lost = await router.client.get(path)
+        assert (lost.status_code, lost.headers["retry-after"]) == (503, "1")
+        await keeper.stop()
+        gone = await router.client.get(path)
+        assert gone.status_code == 404
+        assert "is gone or has started anew" in gone.json()["error"]["message"]
 
 
 def test_of_a_replica_that_is_gone_the_error_says_so(replicas, client):

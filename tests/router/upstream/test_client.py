@@ -2,12 +2,19 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.router.upstream.client import AnswerTooLarge, ConnectFailed, Upstream, UpstreamTimeout
+from pagelet.router.upstream.client import (
+    AnswerTooLarge,
+    ConnectFailed,
+    ConnectRefused,
+    Upstream,
+    UpstreamTimeout,
+)
 from pagelet.router.upstream.connection import ConnectionLost, MalformedAnswer, UpstreamError
 from support.answering import LAST_CHUNK, STREAM_HEAD, answering, chunk
 
@@ -108,8 +115,18 @@ async def test_a_broken_answer_is_an_error_and_its_connection_is_not_used_again(
 async def test_nobody_listens() -> None:
     async with answering(lambda request: [OK]) as server:
         pass
-    with pytest.raises(ConnectFailed, match="cannot connect"):
+    with pytest.raises(ConnectRefused, match="cannot connect"):
         await ask(Upstream(server.url, 1.0))
+
+
+async def test_a_host_that_is_silent_has_not_refused() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),
+        pytest.raises(ConnectFailed, match="cannot connect within") as caught,
+    ):
+        await ask(Upstream(f"http://127.0.0.1:{full.getsockname()[1]}", 0.2))
+    assert not isinstance(caught.value, ConnectRefused)
 
 
 async def test_connections_are_used_again_unless_the_server_says_otherwise() -> None:
