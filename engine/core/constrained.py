@@ -145,6 +145,7 @@ def _begin(
         list(store.vocabulary.eos_token_ids),
         b"" if grammar is None else grammar.key,
         num_words=mask_words(store.vocabulary.size),
+        allowed_token_ids=request.params.allowed_token_ids,
     )
     for token_id in request.output_token_ids:
         if not answer.accept(token_id):

@@ -1,6 +1,7 @@
 """Where one answer stands between thinking and its grammar."""
 
 import copy
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -29,8 +30,10 @@ class ConstrainedAnswer:
         grammar_key: bytes = b"",
         *,
         num_words: int,
+        allowed_token_ids: Sequence[int] | None = None,
     ) -> None:
-        """`num_words` is the length of a `MaskRow`."""
+        """`num_words` is the length of a `MaskRow`; other tokens than `allowed_token_ids` may not
+        come at all."""
         self._matcher = matcher
         self._thinking = thinking
         self._eos_token_ids = eos_token_ids
@@ -38,6 +41,12 @@ class ConstrainedAnswer:
         self._may_begin = thinking is not None and not thinking.begun
         self._num_thoughts = 0
         self._num_words = num_words
+        self._allowed: MaskRow | None = None
+        if allowed_token_ids is not None:
+            self._allowed = np.zeros(num_words, np.int32)
+            for token_id in allowed_token_ids:
+                if token_id < 32 * num_words:  # a model may have more than its tokenizer
+                    _set_bit(self._allowed, token_id, True)
         self._forced: tuple[int, ...] = ()
         self._row: MaskRow | None = None
         """The mask after the forced tokens, once it is known."""
@@ -121,6 +130,20 @@ class ConstrainedAnswer:
         return self._forced
 
     def _fill(self, row: MaskRow) -> bool:
+        if not self._fill_any(row):
+            return False
+        if self._allowed is not None:
+            row &= self._allowed
+            if not row.any():
+                self.error = (
+                    "what the answer must match and 'allowed_token_ids' exclude each other: no "
+                    "token is left that could come next"
+                )
+                return False
+        return True
+
+    def _fill_any(self, row: MaskRow) -> bool:
+        """As if all tokens were allowed."""
         if self._thinks:
             assert self._thinking is not None
             budget = self._thinking.budget

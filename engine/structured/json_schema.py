@@ -55,6 +55,15 @@ _LLGUIDANCE_KEYWORDS: Final = _XGRAMMAR_KEYWORDS | {
     *_INTEGER_LIMITS,
 }
 
+_COUNTS: Final = tuple(
+    f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")
+)
+_REACH: Final[dict[str, tuple[int, int]]] = {
+    **dict.fromkeys(_INTEGER_LIMITS, (1 - 10**18, 10**18 - 1)),
+    **dict.fromkeys(_COUNTS, (-1, 2**32 - 1)),
+}
+"""How far llguidance can tell numbers apart that a keyword bounds: 18 digits, and 32 bits."""
+
 _NAMES: Final = ("a list of strings", lambda value: _is_list(value, str))
 _NUMBER: Final = ("a number", lambda value: _is_number(value))
 _COUNT: Final = (
@@ -74,14 +83,7 @@ _SHAPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
         ("$ref", "format", "pattern"), ("a string", lambda value: isinstance(value, str))
     ),
     **dict.fromkeys((*_INTEGER_LIMITS, "multipleOf"), _NUMBER),
-    **dict.fromkeys(
-        [
-            f"{bound}{what}"
-            for bound in ("min", "max")
-            for what in ("Items", "Length", "Properties")
-        ],
-        _COUNT,
-    ),
+    **dict.fromkeys(_COUNTS, _COUNT),
 }
 """What a keyword's value has to be (JSON Schema 2020-12); subschemas are looked at themselves."""
 
@@ -124,6 +126,11 @@ class _Normaliser:
     def normalise(self, schema: Any) -> Schema:
         if schema is True:
             return {}
+        if schema is False:
+            raise InvalidRequest(
+                f"{self._param}: no answer can match the schema false; true is that of any JSON",
+                self._param,
+            )
         if not isinstance(schema, dict):
             raise InvalidRequest(f"{self._param} must be a JSON schema, an object", self._param)
         # Members of an allOf describe one object together, so that none may be closed on its own.
@@ -156,7 +163,7 @@ class _Normaliser:
                 raise InvalidRequest(
                     f"{self._param}: {place[:200]} must be {_SHAPES[name][0]}", self._param
                 )
-            result[name] = self._value(name, value, place)
+            result[name] = self._value(name, self._bounded(name, value, place), place)
         self._check_format(result, path)
         if self._closes and "properties" in result and not _is_open(result):
             result["additionalProperties"] = False
@@ -170,6 +177,21 @@ class _Normaliser:
         if name in _OF_NAMES:
             return {key: self._subschema(each, f"{place}/{key}") for key, each in value.items()}
         return value
+
+    def _bounded(self, name: str, value: Any, place: str) -> Any:
+        """A bound that is out of reach in place of one that is farther away still. One that answers
+        would have to pass is refused."""
+        if name not in _REACH:
+            return value
+        lowest, highest = _REACH[name]
+        lower = name.lower().endswith("minimum") or name.startswith("min")
+        if value >= highest if lower else value <= lowest:
+            raise InvalidRequest(
+                f"{self._param}: '{name}' at {place[:200]} is too large a number to be enforced",
+                self._param,
+                "unsupported_keyword",
+            )
+        return max(value, lowest) if lower else min(value, highest)
 
     def _check_format(self, schema: Schema, path: str) -> None:
         name = schema.get("format")

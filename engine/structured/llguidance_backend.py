@@ -26,6 +26,7 @@ _LIMITS = llguidance.LLParserLimits(
 )
 """What one grammar may cost: the steps' bounds are about 15 ms, and a lexer state 1 to 2 kB."""
 _SHOWN = 500
+_NO_TEXT = "no text matches: a rule, or a '$ref', leads to nothing but itself"
 
 
 class _TokenTable:
@@ -129,4 +130,5 @@ class LLGuidanceMatcher:
     @property
     def error(self) -> str:
         """See `Matcher`."""
-        return self._matcher.get_error()[:_SHOWN]
+        error = self._matcher.get_error()
+        return _NO_TEXT if error.startswith("NoExtensionBias") else error[:_SHOWN]

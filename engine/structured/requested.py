@@ -49,7 +49,11 @@ class RequestedGrammar:
             "structural_tag": self._structural_tag,
             "lark": lambda: Grammar("llguidance", "lark", _text(self.lark, self.param)),
         }
-        given = [name for name in makers if getattr(self, name) not in (None, False)]
+        given = [
+            name
+            for name in makers
+            if getattr(self, name) is not None and (name != "json_object" or self.json_object)
+        ]
         if len(given) != 1:
             named = ", ".join(given) or "none"
             raise InvalidRequest(f"{self.param} needs one of {_KINDS}, and has {named}", self.param)

@@ -379,3 +379,21 @@ def test_forced_tokens_are_the_only_ones_allowed(make_core, vocabulary, store):
         assert plain.accept(token)
     assert looks.finished
     assert longest > 4
+
+
+def test_tokens_that_are_not_allowed_leave_a_grammar_no_choice(make_core, vocabulary):
+    digits = RequestedGrammar(param="guided_regex", regex="[0-9]{8}x?").build()
+    five, six = (vocabulary.encode(text)[0] for text in "56")
+    wanted = [
+        request(1, digits, allowed_token_ids=[five, 2, 10**7]),
+        request(2, digits, allowed_token_ids=vocabulary.encode("abc")),
+        request(3, digits, allowed_token_ids=[five, six]),  # nothing may end it but an x
+        request(4, digits),
+    ]
+    tokens, ends = run(make_core(), wanted)
+    assert text_of(vocabulary, tokens[1][:8]) == "5" * 8
+    assert ends[1].finish_reason == ends[4].finish_reason == "stop"
+    for request_id, most in ((2, 0), (3, 8)):
+        assert len(tokens[request_id]) == most
+        assert (ends[request_id].finish_reason, ends[request_id].request_fault) == ("error", True)
+        assert "'allowed_token_ids' exclude each other" in ends[request_id].error

@@ -74,6 +74,10 @@ def test_every_answer_validates(compiler, name):
         ({"$defs": {"a": {"unevaluatedProperties": False}}}, "'unevaluatedProperties'"),
         ({"items": {"$dynamicRef": "#a"}}, r"'\$dynamicRef'"),
         ({"type": "string", "format": "color"}, "'color'"),
+        ({"type": "integer", "minimum": 10**50}, "'minimum'"),
+        ({"type": "integer", "minimum": 10**20, "maximum": 10**21}, "'minimum'"),
+        ({"items": {"exclusiveMaximum": -1e30}}, "'exclusiveMaximum' at #/items"),
+        ({"type": "string", "minLength": 10**12}, "'minLength'"),
         (
             {"type": "object", "properties": {"a": {"multipleOf": 2}}, "minProperties": 1},
             "'minProperties'.*'multipleOf'",
@@ -85,6 +89,41 @@ def test_what_cannot_be_enforced_is_named(schema, named):
         json_schema_grammar(schema, "response_format")
     assert refused.value.code == "unsupported_keyword"
     assert refused.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**50},
+        {"type": "number", "minimum": -1.7e308, "maximum": 1.7e308},
+        {"type": "string", "maxLength": 10**30},
+        {"type": "array", "items": {"type": "null"}, "maxItems": 10**30},
+    ],
+)
+def test_bounds_out_of_reach_bound_nothing(compiler, schema):
+    matcher = compiler.compile(json_schema_grammar(schema, "guided_json"))
+    text = {"string": '"a"', "array": "[null]"}.get(schema["type"], "7")
+    assert all(map(matcher.accept, compiler.vocabulary.encode(text)))
+
+
+@pytest.mark.parametrize("schema", [False, "false"])
+def test_what_nothing_matches_is_said(schema):
+    with pytest.raises(InvalidRequest, match="no answer can match the schema false"):
+        RequestedGrammar(param="response_format", json=schema).build()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
+)
+def test_a_schema_that_leads_to_itself_is_said(compiler, schema):
+    with pytest.raises(GrammarError, match="leads to nothing but itself"):
+        compiler.compile(json_schema_grammar(schema, "guided_json"))
 
 
 @pytest.mark.parametrize(
