@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pagelet.bench import engine_core, http_streams, start_up
 from pagelet.bench.autoscaling import command as autoscaling_command
@@ -22,6 +21,7 @@ from pagelet.bench.routers import command as routers_command
 from pagelet.bench.routing import command as routing_command
 from pagelet.bench.server import ServerFailed
 from pagelet.bench.tune import command as tune_command
+from pagelet.process.output import output_console
 
 Benchmark = Callable[[Progress], list[Figure]]
 _BENCHMARKS: tuple[Benchmark, ...] = (
@@ -62,7 +62,7 @@ def host(
     Takes about a minute. Other work on the machine makes every figure worse. The exit code is 1
     if a measurement failed; a missed target is only shown.
     """
-    console = Console()
+    console = output_console()
     host_machine = machine()
     figures: list[Figure] = []
     for benchmark in _BENCHMARKS:
@@ -70,7 +70,7 @@ def host(
             with show_progress(console) as progress:
                 figures += benchmark(progress)
         except (ServerFailed, OSError, ValueError, RuntimeError) as error:
-            Console(stderr=True).print(f"failed: {error}", style="red", markup=False)
+            output_console(stderr=True).print(f"failed: {error}", style="red", markup=False)
             raise typer.Exit(1) from error
     console.print(render(figures, host_machine))
     if json_file is not None:

@@ -1,6 +1,5 @@
 """`pagelet explain`: how a router treated a request."""
 
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -8,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
+from pagelet.process.output import output_console
 from pagelet.protocol.openai.errors import ErrorResponse
 from pagelet.router.explain_view import explain as render
 from pagelet.router.record import RequestRecord
@@ -52,8 +51,7 @@ def explain(
     if as_json:
         typer.echo(msgspec.json.format(data, indent=2))
         return
-    width = None if os.isatty(1) else 200  # tables for a file or a pipe are not cut
-    console = Console(highlight=False, width=width)
+    console = output_console()
     for part in render(msgspec.json.decode(data, type=RequestRecord)):
         console.print(part)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pagelet.process.output import output_console
 from pagelet.router.tenants.key_edit import KeyStore
 from pagelet.router.tenants.key_file import KeyFileError
 
@@ -94,7 +94,7 @@ def list_keys(file: ExistingFileOption) -> None:
                 Text(_day(key.expires) or "never", "red" if expired else ""),
                 Text(key.note),
             )
-    Console(highlight=False).print(table)
+    output_console().print(table)
 
 
 @app.command()

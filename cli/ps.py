@@ -1,15 +1,14 @@
 """`pagelet ps`."""
 
-import os
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from pagelet.cli.local import StateDirOption, failing, state_at
 from pagelet.local import client
 from pagelet.local.screen import overview
+from pagelet.process.output import output_console
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -25,6 +24,5 @@ def ps(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(status), indent=2))
         return
-    width = None if os.isatty(1) else 240  # a table for a file or a pipe is not folded
-    console = Console(highlight=False, width=width)
+    console = output_console()
     console.print(overview(status), soft_wrap=True)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pagelet.cli.local import StateDirOption, failing
 from pagelet.local.up import UpOptions
 from pagelet.local.up import up as run
+from pagelet.process.output import output_console
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -50,4 +50,4 @@ def up(
 
     options = UpOptions(file, host, port, state_dir or default_state_dir(), replicas or [])
     with failing():
-        raise typer.Exit(run(options, Console(highlight=False), detach=detach))
+        raise typer.Exit(run(options, output_console(), detach=detach))

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pagelet.bench.autoscaling.simulate import METHODS, Hardware, Method, Run, simulate
 from pagelet.bench.autoscaling.trace import DAY, make_day
 from pagelet.bench.figures import percentile
 from pagelet.bench.load.report import check_plotting
+from pagelet.process.output import output_console
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
 
 
@@ -109,7 +109,7 @@ def autoscaling(
                 by = method.measure(target, hardware.slots)
                 run = simulate(arrivals, by, service.bounds, hardware)
                 cases.append(Case(service.name, method, target, measure(run), run.counts))
-    Console().print(_table(cases))
+    output_console().print(_table(cases))
     if json_file is not None:
         plain = [
             {

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from pagelet.bench.compare import table
@@ -20,6 +19,7 @@ from pagelet.bench.load.vocabulary import single_token_words
 from pagelet.bench.progress import Progress, show_progress
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import resolve
+from pagelet.process.output import output_console
 from pagelet.protocol.errors import ModelSourceError
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagelet" / "peers"
@@ -70,7 +70,7 @@ def compare(
     Servers run one at a time, in turn (A B A B), and are stopped again. Figures are medians over
     the rounds, with the least and the greatest; ratios are taken within a round.
     """
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     try:
         if plot is not None:
             check_plotting()

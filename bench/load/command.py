@@ -22,6 +22,7 @@ from pagelet.bench.load.statistics import Bounds, parse_bounds, summarise
 from pagelet.bench.load.workload import Workload
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import resolve
+from pagelet.process.output import output_console
 from pagelet.protocol.errors import ModelSourceError
 from pagelet.text.tokenizer import Tokenizer
 
@@ -138,7 +139,7 @@ def serve(
 
     The exit code is 1 if no request was answered, or the server cannot be reached.
     """
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     try:
         if plot is not None:
             report.check_plotting()

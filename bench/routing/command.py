@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pagelet.bench.figures import machine
@@ -22,6 +21,7 @@ from pagelet.bench.routing.peers import PEERS
 from pagelet.bench.routing.replica import Hardware
 from pagelet.bench.routing.simulate import Conditions
 from pagelet.bench.routing.traces import TRACES
+from pagelet.process.output import output_console
 from pagelet.protocol.router import PolicyName
 
 _RESULT_VERSION = 1
@@ -101,7 +101,7 @@ def routing(
     replica's exact cache and queue. Takes about half an hour of one core with all policies and
     traces. At the end comes what a choice really costs on this machine.
     """
-    console = Console(highlight=False)
+    console = output_console()
     for given, known, option in (
         (policies, _POLICIES, "--policy"),
         (traces, _TRACES, "--trace"),
@@ -134,7 +134,7 @@ def routing(
             progress("what a choice costs")
             costs = measure_cost()
     except CaseFailed as error:
-        Console(stderr=True).print(f"failed: {error}", style="red", markup=False)
+        output_console(stderr=True).print(f"failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
     for table in _tables(results):
         console.print(table)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pagelet.bench.figures import machine
@@ -22,6 +21,7 @@ from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.runner.device import choose_device
 from pagelet.engine.source import resolve
 from pagelet.kernels.cpu.cores import usable_cores
+from pagelet.process.output import output_console
 from pagelet.protocol.errors import ModelSourceError
 
 SPACE: dict[str, tuple[int | str, ...]] = {
@@ -75,7 +75,7 @@ def tune(
     requests keep both bounds (goodput); one setting is changed at a time. Takes some minutes a
     trial; nothing else should run on the machine.
     """
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = output_console(), output_console(stderr=True)
     arguments = serve_arguments or []
     start, space = dict(START), dict(SPACE)
     threads = thread_counts(arguments)

@@ -1,11 +1,12 @@
 """Services and their replicas as tables."""
 
 import datetime
-import os
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from pagelet.process.output import output_console
 
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -115,4 +116,4 @@ def _table(*headers: str) -> Table:
 
 def _console() -> Console:
     """Tables for a pipe are not cut."""
-    return Console(highlight=False, markup=False, width=None if os.isatty(1) else 240)
+    return output_console(markup=False)
