@@ -52,6 +52,8 @@ class ReplicaDescription(msgspec.Struct, kw_only=True):
     max_num_seqs: _Positive
     """Most requests in one step, of all ranks together."""
     enable_prefix_caching: bool
+    takes_priority: bool = False
+    """Whether its scheduler goes by the `priority` of requests; if not, it refuses them."""
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
     kv_events: KVEventsSource | None = None
     """None if they are not published."""

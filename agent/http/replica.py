@@ -69,6 +69,7 @@ async def _describe(server: Server) -> ReplicaDescription:
         num_kv_blocks=sum(core.num_kv_blocks for core in cores),
         max_num_seqs=options.scheduler.max_num_seqs * num_ranks,
         enable_prefix_caching=options.cache.enable_prefix_caching,
+        takes_priority=options.scheduler.policy == "priority",
         data_parallel_size=num_ranks,
         kv_events=_kv_events(cores),
         tokenizer=bundle.digest,

@@ -172,7 +172,8 @@ class Inference:
         return headers
 
     def _as_it_is(self, replica: Replica, resume: dict[str, Any] | None) -> bytes:
-        return self.body.data
+        description = replica.description
+        return self.body.passed_on(takes_priority=description is None or description.takes_priority)
 
     def _settle(self, forwarding: Forwarding, permit: Permit, *, client_gone: bool = False) -> None:
         """Takes what was used from the tenant's limits, and its share: nothing if there was no
@@ -215,10 +216,13 @@ class _Bodies:
         """For a replica, given what a stream has shown."""
         description = replica.description
         if description is None:
-            return self._body.data
+            return self._body.passed_on(takes_priority=True)
         hints = dict(self._hints)
         if self._prompts is not None and self._prompts.tokenizer == description.tokenizer:
             hints["prompt_token_ids"] = msgspec.Raw(self._prompts.ids_json)
         if resume is not None:
             hints["resume"] = resume
-        return self._body.with_hints(msgspec.json.encode(hints)) if hints else self._body.data
+        return self._body.passed_on(
+            takes_priority=description.takes_priority,
+            hints=msgspec.json.encode(hints) if hints else b"",
+        )

@@ -10,6 +10,8 @@ from pagelet.protocol.openai.parse import without_mark
 
 _ABSENT: Final = msgspec.Raw(b"null")
 """A field that is null counts as one that is not there."""
+_PRIORITIES: Final = range(-(2**63), 2**63)
+"""A replica says so of others."""
 _MOST_ANSWERS: Final = 1 << 16
 _MOST_TOKENS: Final = 1 << 32
 """No model has so long an answer; a replica says so of more."""
@@ -134,11 +136,22 @@ class RequestBody:
         fields["model"] = msgspec.Raw(msgspec.json.encode(name))
         self.data = msgspec.json.encode(fields)
 
-    def with_hints(self, hints: bytes) -> bytes:
-        """The body with the router's own field, `hints` being its JSON."""
-        brace = self.data.index(b"{") + 1
-        comma = b"" if self.data[brace:].lstrip().startswith(b"}") else b","
-        return b"".join((self.data[:brace], b'"pagelet":', hints, comma, self.data[brace:]))
+    def passed_on(self, *, takes_priority: bool, hints: bytes = b"") -> bytes:
+        """What a replica gets to see: with the router's own field, `hints` being its JSON, and
+        without a priority that the router's queue alone goes by."""
+        data = self.data
+        if self.priority and self.priority in _PRIORITIES and not takes_priority:
+            data = self._without_priority()
+        if not hints:
+            return data
+        brace = data.index(b"{") + 1
+        comma = b"" if data[brace:].lstrip().startswith(b"}") else b","
+        return b"".join((data[:brace], b'"pagelet":', hints, comma, data[brace:]))
+
+    def _without_priority(self) -> bytes:
+        fields = msgspec.json.decode(self.data, type=dict[str, msgspec.Raw])
+        fields.pop("priority", None)
+        return msgspec.json.encode(fields)
 
 
 def _decoded(raw: msgspec.Raw, type_: Any) -> Any:

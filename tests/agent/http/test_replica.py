@@ -23,7 +23,7 @@ ANYWHERE = "tcp://127.0.0.1:0"
 def two_ranks():
     options = simulated(
         cache={"num_blocks": 2000, "block_size": 8},
-        scheduler={"max_num_seqs": 7},
+        scheduler={"max_num_seqs": 7, "policy": "priority"},
         parallel=ParallelOptions(data_parallel_size=2),
         kv_events=KVEventsOptions(endpoint=ANYWHERE, replay_endpoint=ANYWHERE),
     )
@@ -46,6 +46,7 @@ def test_description(two_ranks):
     assert description.served_model_names == ["tiny"]
     assert (description.block_size, description.num_kv_blocks) == (8, 2 * 1999)
     assert (description.max_num_seqs, description.data_parallel_size) == (14, 2)
+    assert description.takes_priority
     assert description.enable_prefix_caching
     assert not description.draining
     assert description == describe(two_ranks)

@@ -42,6 +42,28 @@ async def test_what_json_does_not_have_is_named(routed) -> None:
         assert "could not parse the JSON" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/pooling"])
+async def test_a_priority_goes_on_only_to_replicas_that_take_it(routed, path) -> None:
+    takes, refuses, foreign = (ScriptedReplica(pagelet=pagelet) for pagelet in (True, True, False))
+    takes.claims = {"takes_priority": True}
+    async with routed(takes, refuses, foreign) as fleet:
+        for _ in range(3):
+            response = await fleet.post({"priority": -3, "prompt": "wörld"}, path)
+            assert response.status_code == 200, response.text
+        for replica, seen in ((takes, -3), (refuses, None), (foreign, -3)):
+            [asked] = replica.asked
+            assert asked.body.get("priority") == seen
+            assert (asked.body["prompt"], asked.body["model"]) == ("wörld", "m")
+
+
+@pytest.mark.parametrize("priority", ["high", 2**63, 1.5])
+async def test_what_is_no_priority_is_a_replicas_to_refuse(routed, priority) -> None:
+    async with routed(ScriptedReplica()) as fleet:
+        await fleet.post({"priority": priority})
+        [replica] = fleet.replicas
+        assert replica.asked[0].body["priority"] == priority
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_numbers_beyond_all_bounds_are_a_replicas_to_refuse(routed, streams) -> None:
     replica = ScriptedReplica()
