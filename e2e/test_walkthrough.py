@@ -1,21 +1,19 @@
 """The README's walk-through: from an empty cluster to a streamed answer of a real model."""
 
-import json
 import socket
 import time
 from pathlib import Path
 
 import openai
 import pytest
+from client.question import ask_from_a_pod
 
-from cluster.images import PAGELET_IMAGES
 from cluster.kubectl import Kubectl
 from cluster.shell import Shell
 
 pytestmark = pytest.mark.timeout(3600)  # Kubernetes and the images are built the first time
 MODEL = "smollm2"
 QUESTION = "How do plants make food?"
-IN_THE_CLUSTER = Path(__file__).parent / "client" / "ask.py"
 
 
 def free_port() -> int:
@@ -64,18 +62,8 @@ def test_walkthrough(shell: Shell, operator: Kubectl, kubeconfig: Path) -> None:
         outside = stream_an_answer(port)
 
     print(f"\n> {QUESTION}   (from a pod)", flush=True)
-    inside = ask_from_a_pod(kubectl, f"http://{MODEL}.default.svc:{listening['port']}")
+    url = f"http://{MODEL}.default.svc:{listening['port']}"
+    inside = ask_from_a_pod(kubectl, url, MODEL, QUESTION)
     assert inside == outside, "greedy answers are the same"
 
     shell.run(f"kubectl delete inferenceservice {MODEL} --wait")
-
-
-def ask_from_a_pod(kubectl: Kubectl, url: str) -> str:
-    """The same question, from a pod that is gone afterwards."""
-    question = json.dumps({"url": url, "model": MODEL, "question": QUESTION, "max_tokens": 60})
-    options = [f"--image={PAGELET_IMAGES['router']}", "--restart=Never", "--rm", "--stdin"]
-    command = ["--quiet", "--command", "--", "python3", "-c", IN_THE_CLUSTER.read_text(), question]
-    answer = kubectl.run("run", "client", *options, *command)
-    print(answer, flush=True)
-    text: str = json.loads(answer.strip().splitlines()[-1])["text"]
-    return text

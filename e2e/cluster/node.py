@@ -92,6 +92,10 @@ class Node:
             if other != self._index:
                 via = self._layout.node_address(other)
                 run("ip", "route", "add", self._layout.pod_range(other), "via", via)
+        # The machine outside knows nodes, but no pods.
+        own, outside = self._layout.pod_range(self._index), f"{self._layout.network}.1"
+        masquerade = ["-s", own, "-d", outside, "-j", "MASQUERADE"]
+        run("iptables", "-t", "nat", "-A", "POSTROUTING", *masquerade)
         # A routed device for each pod and no bridge: Services work between pods of one node
         # without the bridge's packets having to be passed to iptables.
         network = {
