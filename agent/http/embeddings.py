@@ -10,7 +10,7 @@ from starlette.responses import Response
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.pooled import pool_prompts
+from pagelet.agent.http.pooled import names_of, pool_prompts
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.vectors import Vector, normalized
 from pagelet.process.disconnect import run_until_disconnect
@@ -47,7 +47,9 @@ async def _embed(request: Request, server: Server, body: EmbeddingRequest) -> Re
     context = context_of(request)
     try:
         prompts = await token_ids(server, inputs, body.add_special_tokens is not False)
-        vectors, usage = await pool_prompts(server, prompts, body, context.request_id)
+        vectors, usage = await pool_prompts(
+            server, prompts, body, context.request_id, names_of("input", len(inputs))
+        )
     except InvalidRequest as error:
         raise renamed(error, {"prompt": "input"}) from error
     context.note_usage(usage)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagelet.agent.http.answers import admit
+from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.server import Server
 from pagelet.engine.outputs import EngineDead
 from pagelet.engine.processor import truncated
@@ -16,10 +17,22 @@ from pagelet.protocol.openai.pooling import PoolingRequest
 from pagelet.protocol.openai.routing import RouterHints
 
 
+def names_of(field: str, count: int) -> list[str]:
+    """What a field's texts are called in errors."""
+    return [field] if count == 1 else [f"{field}[{number}]" for number in range(count)]
+
+
 async def pool_prompts(
-    server: Server, prompts: Sequence[list[int]], body: PoolingRequest, request_id: str
+    server: Server,
+    prompts: Sequence[list[int]],
+    body: PoolingRequest,
+    request_id: str,
+    names: Sequence[str],
 ) -> tuple[list[Vector], Usage]:
-    """A vector each, as the model gives it. Raises `ApiError`, `InvalidRequest` or `EngineDead`."""
+    """A vector each, as the model gives it; `names` are what the prompts are called in errors.
+
+    Raises `ApiError`, `InvalidRequest` or `EngineDead`.
+    """
     llm = server.llm
     if body.priority and llm.options.scheduler.policy != "priority":
         raise InvalidRequest(
@@ -41,14 +54,17 @@ async def pool_prompts(
     admit(server, len(prompts))
     try:
         for number, prompt in enumerate(prompts):
-            stream = llm.pool(
-                truncated(prompt, limit, llm.max_model_len),
-                request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
-                shared_prefix_tokens=hints.shared_prefix_tokens,
-                lora=lora,
-            )
+            try:
+                stream = llm.pool(
+                    truncated(prompt, limit, llm.max_model_len),
+                    request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt if hints.cache_salt is None else hints.cache_salt,
+                    shared_prefix_tokens=hints.shared_prefix_tokens,
+                    lora=lora,
+                )
+            except InvalidRequest as error:
+                raise renamed(error, dict.fromkeys(("prompt", "input"), names[number])) from error
             streams.append(stream)
             server.metrics.on_request(stream.engine_index, 1)
         vectors, cached = [], 0

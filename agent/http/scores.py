@@ -12,7 +12,7 @@ from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.embeddings import token_ids
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.pooled import pool_prompts
+from pagelet.agent.http.pooled import names_of, pool_prompts
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.model_config import PoolingConfig
 from pagelet.engine.vectors import cosines, normalized
@@ -37,7 +37,7 @@ async def create_scores(request: Request) -> Response:
     context = context_of(request)
     scores, usage = await run_until_disconnect(
         request.receive,
-        _named_scores(server, first, second, body, context.request_id, "text_2"),
+        _named_scores(server, first, second, body, context.request_id, body.names),
     )
     context.note_usage(usage)
     answer = {
@@ -67,7 +67,9 @@ async def rerank(request: Request) -> Response:
     context = context_of(request)
     scores, usage = await run_until_disconnect(
         request.receive,
-        _named_scores(server, [body.query], texts, body, context.request_id, "documents"),
+        _named_scores(
+            server, [body.query], texts, body, context.request_id, ("query", "documents")
+        ),
     )
     context.note_usage(usage)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])
@@ -92,13 +94,13 @@ async def _named_scores(
     second: Sequence[str],
     body: PoolingRequest,
     request_id: str,
-    param: str,
+    fields: tuple[str, str],
 ) -> tuple[list[float], Usage]:
-    """As `_scores`; what is wrong with a prompt is wrong with the field `param`."""
+    """As `_scores`; what is wrong with all prompts is wrong with the second field."""
     try:
-        return await _scores(server, first, second, body, request_id)
+        return await _scores(server, first, second, body, request_id, fields)
     except InvalidRequest as error:
-        raise renamed(error, {"prompt": param, "input": param}) from error
+        raise renamed(error, dict.fromkeys(("prompt", "input"), fields[1])) from error
 
 
 async def _scores(
@@ -107,8 +109,13 @@ async def _scores(
     second: Sequence[str],
     body: PoolingRequest,
     request_id: str,
+    fields: tuple[str, str],
 ) -> tuple[list[float], Usage]:
-    """Of each text of `second` with that of `first` in its place, or with its only one."""
+    """Of each text of `second` with that of `first` in its place, or with its only one; `fields`
+    are what they were given in."""
+    names = [
+        names_of(field, len(texts)) for field, texts in zip(fields, (first, second), strict=True)
+    ]
     config = server.llm.config
     if config.pooling is None:
         raise InvalidRequest(
@@ -120,7 +127,9 @@ async def _scores(
     if config.pooling.task == "embed":
         texts = [*first, *second]
         prompts = await token_ids(server, list(texts), body.add_special_tokens is not False)
-        vectors, usage = await pool_prompts(server, prompts, body, request_id)
+        vectors, usage = await pool_prompts(
+            server, prompts, body, request_id, [*names[0], *names[1]]
+        )
         unit = normalized(vectors)
         return cosines(unit[: len(first)], unit[len(first) :]), usage
     if config.num_labels > 1:
@@ -130,7 +139,7 @@ async def _scores(
         )
     queries = first if len(first) > 1 else list(first) * len(second)
     prompts = await server.llm.encode_pairs(list(zip(queries, second, strict=True)))
-    vectors, usage = await pool_prompts(server, prompts, body, request_id)
+    vectors, usage = await pool_prompts(server, prompts, body, request_id, names[1])
     return [_probability(vector.tolist(), config.pooling) for vector in vectors], usage
 
 

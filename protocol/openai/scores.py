@@ -3,9 +3,15 @@ of the second as in Jina's and Cohere's API)."""
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from pagelet.protocol.openai.fields import Integer, RequestBody, StringOrStrings, invalid
+from pagelet.protocol.openai.fields import (
+    Integer,
+    RequestBody,
+    StringOrStrings,
+    invalid,
+    one_of,
+)
 from pagelet.protocol.openai.pooling import PoolingRequest
 
 MOST_TEXTS = 2048
@@ -37,6 +43,11 @@ class ScoreRequest(PoolingRequest):
         """Both lists."""
         return self.text_1 or self.queries or [], self.text_2 or self.documents or []
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields that have them."""
+        return "text_1" if self.text_1 else "queries", "text_2" if self.text_2 else "documents"
+
 
 class Document(RequestBody):
     """A document as an object."""
@@ -44,19 +55,22 @@ class Document(RequestBody):
     text: str
 
 
-def _text(document: Any) -> str:
-    return document.text if isinstance(document, Document) else str(document)
+def _as_object(document: Any) -> Any:
+    return {"text": document} if isinstance(document, str) else document
 
 
 class RerankRequest(PoolingRequest):
     """`documents` in the order of their relevance to `query`."""
 
     query: str
-    documents: Annotated[list[str | Document], Field(min_length=1, fail_fast=True)]
+    documents: Annotated[
+        list[Annotated[Document, BeforeValidator(_as_object), one_of(str, dict)]],
+        Field(min_length=1, fail_fast=True),
+    ]
     top_n: Annotated[Integer, Field(ge=0)] | None = None
     """Answer with so many; 0 or none: with all."""
     return_documents: bool = True
 
     def texts(self) -> list[str]:
         """Of the documents."""
-        return [_text(document) for document in self.documents]
+        return [document.text for document in self.documents]

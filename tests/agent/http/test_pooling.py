@@ -152,6 +152,18 @@ def test_a_long_input_is_refused_or_cut_to_its_end(embedding, tokenizer):
         ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "as many as"),
         ("score", {"text_1": "a"}, "text_2", "must be given"),
         ("rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
+        ("embeddings", {"input": ["a", ""]}, "input[1]", "empty"),
+        ("score", {"text_1": "", "text_2": "a"}, "text_1", "empty"),
+        ("score", {"text_1": "a", "text_2": ["a", ""]}, "text_2[1]", "empty"),
+        ("score", {"queries": "a", "documents": ""}, "documents", "empty"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query", "empty"),
+        (
+            "rerank",
+            {"query": "a", "documents": [{"text": "x"}, {"a": 1}]},
+            "documents[1].text",
+            "Missing",
+        ),
+        ("rerank", {"query": "a", "documents": ["x", 5]}, "documents[1]", "a string or an object"),
         ("rerank", {"query": "a", "documents": ["word " * 400]}, "documents", "context length"),
     ],
 )
