@@ -77,6 +77,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Of uvicorn's."""
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
@@ -101,3 +103,26 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._watch(left)
         else:
             self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """An app that answers a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1): a body of
+    unknown length ends with its connection."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        ends_with_connection = False
+
+        async def plain_send(message: Any) -> None:
+            nonlocal ends_with_connection
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message.get("headers", ())]
+                ends_with_connection = b"content-length" not in names
+                if ends_with_connection:
+                    cycle.chunked_encoding = False
+            elif ends_with_connection:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, plain_send)
+
+    return answer
