@@ -72,6 +72,8 @@ class _Replica:
     def __init__(self, replica_id: str, index: PrefixIndex) -> None:
         self.replica_id = replica_id
         self.incarnation: str | None = None
+        self.resets = 0
+        """How often all that it holds was forgotten."""
         self.estimator = ReplicaEstimator()
         self.own = OwnDecisions(index, replica_id)
         self.members = [replica_id]
@@ -94,7 +96,7 @@ class _Replica:
 class Ticket:
     """One request in flight on one replica. Every ticket must end, once; later calls do nothing."""
 
-    __slots__ = ("_ended", "_fleet", "_in_flight", "_known", "_replica", "_request")
+    __slots__ = ("_ended", "_fleet", "_in_flight", "_known", "_replica", "_request", "_resets")
 
     def __init__(
         self,
@@ -109,6 +111,7 @@ class Ticket:
         self._request = request
         self._known = known
         self._in_flight = in_flight
+        self._resets = replica.resets
         self._ended = False
 
     def on_first_byte(self, now: float) -> None:
@@ -132,9 +135,11 @@ class Ticket:
         if actual_hit_tokens is not None:
             uncached = self._request.num_prompt_tokens - actual_hit_tokens
         self._replica.estimator.end(self._in_flight, now, uncached)
-        self._fleet._learn(
-            self._replica, self._request, self._known, now, ok or prefilled, actual_hit_tokens
-        )
+        if self._resets == self._replica.resets:
+            # What was predicted by what is forgotten says nothing of what is known now.
+            self._fleet._learn(
+                self._replica, self._request, self._known, now, ok or prefilled, actual_hit_tokens
+            )
 
 
 class Fleet:
@@ -176,6 +181,7 @@ class Fleet:
             return
         if replica.incarnation not in (None, description.incarnation):
             self.reset(replica_id)
+            replica.ignore_events_until = -math.inf  # it was the one before whose events lied
         replica.incarnation = description.incarnation
         replica.own.capacity = description.num_kv_blocks
         replica.estimator.describe(description)
@@ -375,6 +381,7 @@ class Fleet:
         """Forgets what a replica holds, as when events were lost or it restarted."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
+            replica.resets += 1
             replica.own.clear()
             replica.shortfalls.clear()
             replica.trust = 1.0

@@ -239,6 +239,33 @@ def test_what_a_replica_held_is_forgotten(how: str) -> None:
     ticket.on_end(1.0, ok=True, actual_hit_tokens=0)  # of the old one: harmless
 
 
+@pytest.mark.parametrize("noticed", ["before the answers", "after them"])
+def test_what_a_dead_engine_held_is_no_lie_of_the_one_after_it(noticed: str) -> None:
+    """Killed under load: its requests are answered by an engine that holds nothing."""
+    fleet = make_fleet()
+    tickets = []
+    for number in range(30):
+        request = make_request(number)
+        store(fleet, NAMES[0], request)
+        decision = fleet.choose(request, number, eligible=NAMES[:1])
+        assert decision is not None
+        assert decision.predicted_hit_tokens
+        tickets.append(fleet.dispatch(request, decision, number))
+    after = make_request(50)
+    if noticed == "before the answers":
+        fleet.add(NAMES[0], describe(incarnation="2"), 30.0)
+        store(fleet, NAMES[0], after)
+    for ticket in tickets:
+        ticket.on_first_byte(30.0)
+        ticket.on_end(30.0, ok=True, actual_hit_tokens=0)
+    if noticed == "after them":
+        fleet.add(NAMES[0], describe(incarnation="2"), 30.0)
+        store(fleet, NAMES[0], after)
+    state = fleet.states(31.0)[0]
+    assert (state.sends_events, state.trust) == (True, 1.0)
+    assert held(fleet, after, 31.0) == {NAMES[0]: 19}
+
+
 def test_a_new_description_of_the_same_incarnation_forgets_nothing() -> None:
     fleet, request = make_fleet(), make_request(1)
     store(fleet, NAMES[0], request)
