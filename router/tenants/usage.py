@@ -1,6 +1,6 @@
-"""What tenants have used since the router started: `GET /v1/usage`.
+"""What tenants have used: `GET /v1/usage`.
 
-It is read from the metrics of all workers, so the two always tell the same.
+It is read from the metrics of all workers that run, so the two always tell the same.
 """
 
 import re
