@@ -14,15 +14,15 @@ from support.services import SERVICE
 KEEPING = SERVICE.format(name="sim").replace("engine:", "engine:\n    responseStore: 1Mi")
 
 
-def engine_of(replica: int) -> int:
-    """The process of a replica's engine core, by the pid of the replica."""
+def engines_of(replica: int) -> list[int]:
+    """The processes of a replica's engine core, by the pid of the replica: one, or none while it
+    waits to be started again."""
     children = Path(f"/proc/{replica}/task/{replica}/children").read_text().split()
-    [engine] = [
+    return [
         int(pid)
         for pid in children
         if b"pagelet.engine.core.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    return engine
 
 
 def test_they_are_found_until_their_replica_is_gone(up: Local) -> None:
@@ -54,8 +54,9 @@ def test_they_are_found_until_their_replica_is_gone(up: Local) -> None:
 
         assert found()
         [(name, replica)] = up.replicas().items()
-        os.kill(engine_of(replica["pid"]), signal.SIGKILL)
-        wait_for(lambda: found() and up.phases()[name] == "starting")
+        killed = engines_of(replica["pid"])
+        os.kill(killed[0], signal.SIGKILL)
+        wait_for(lambda: found() and engines_of(replica["pid"]) not in ([], killed))
         wait_for(lambda: found() and up.phases()[name] == "ready")
         running = respond(background=True, max_output_tokens=1500)["id"]
         up.write(KEEPING.replace("1Mi", "2Mi"))
