@@ -16,11 +16,10 @@ from pagelet.engine.structured.backend import TOO_SLOW, GrammarError, Matcher
 from pagelet.engine.structured.compile import Compiler, mask_words
 from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.process.frames import recv_frame, send_frame
+from pagelet.process.priority import run_when_idle
 from pagelet.protocol.structured import Grammar
 
 _WALK_TOKENS: Final = 48
-LOWEST_PRIORITY: Final = 19
-"""A nice value: what engines and event loops leave of the processors, and hardly any more."""
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -54,15 +53,14 @@ def _try(job: Job, compiler: Compiler, memory_bytes: int) -> str:
 
     def compile_() -> None:
         if job.head_start <= 0:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+            run_when_idle(threading.get_native_id())
         found.append(_error(compiler, job.grammar, memory_bytes))
 
     thread = threading.Thread(target=compile_)
     thread.start()
     thread.join(max(job.head_start, 0.0))
     if thread.is_alive() and thread.native_id is not None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, LOWEST_PRIORITY)
+        run_when_idle(thread.native_id)
     thread.join()
     [error] = found
     return error
