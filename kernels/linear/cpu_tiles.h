@@ -81,8 +81,9 @@ void multiply(const void* weight, PreparedRows x, int k, Range rows, Range panel
   }
 }
 
-// Calls body(Format{}) with the format that a PackedLinear's code names.
 constexpr int kNumFormats = 6;
+
+// Calls body(Format{}) with the format that a PackedLinear's code names.
 template <class Body>
 void for_format(int code, const Body& body) {
   switch (code) {

@@ -91,7 +91,7 @@ void run(const LoraArgs& args, pagelet::ThreadPool& pool) {
     }
   }
   if (rank == 0) return;
-  problem.prepared_stride = round_up(Format::row_bytes(args.k), 64);
+  problem.prepared_stride = prepared_stride<Format>(args.k);
   problem.sums_bytes = round_up(rank, kLanes) * 4;
   problem.part_stride =
       problem.sums_bytes + round_up(Format::row_bytes(static_cast<int>(rank)), 64);

@@ -99,8 +99,11 @@ class Experts {
   Experts(const MoeArgs& args, pagelet::ThreadPool& pool) : args_(args), pool_(pool) {
     for (int64_t i = 0; i < args.num_local * kNumParts; ++i) {
       used_[i % kNumParts][preparation(args.matrices[i].format)] = true;
-      for_format(args.matrices[i].format, [&](auto format) {
-        const int k = i % kNumParts == kDown ? args.intermediate : args.hidden;
+    }
+    const int k = std::max(args.hidden, args.intermediate);
+    for (int code = 0; code < kNumFormats; ++code) {
+      if (!used_[kGate][code] && !used_[kUp][code] && !used_[kDown][code]) continue;
+      for_format(code, [&](auto format) {
         stride_ = std::max(stride_, prepared_stride<decltype(format)>(k));
       });
     }
