@@ -12,19 +12,9 @@ import transformers
 from support.adapters import ATTENTION, save_adapter
 from support.local import Local
 from support.processes import wait_for
+from support.tiny_models import WITH_SMOLLM2S_TOKENIZER
 
-SETTINGS: dict[str, Any] = {
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
-}
+SETTINGS: dict[str, Any] = WITH_SMOLLM2S_TOKENIZER | {"eos_token_id": None}
 PROMPT = list(range(300, 340))
 COUNT = 8
 TEMPLATE = "{%- for message in messages %}You say: {{ message['content'] }}{%- endfor %}"

@@ -21,6 +21,19 @@ TINY: dict[str, Any] = {
     "torch_dtype": "float64",
 }
 
+WITH_SMOLLM2S_TOKENIZER: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+"""Of random models that are served with a real vocabulary."""
+
 
 def tiny_transformers_model(kind: str, seed: int = 0, **settings: Any) -> Any:
     """A model of transformers' `{kind}ForCausalLM`."""

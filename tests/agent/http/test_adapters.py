@@ -18,21 +18,11 @@ from pagelet.protocol.config import (
 )
 from support.adapters import ATTENTION, MLP, save_adapter
 from support.router_thread import router_thread
+from support.tiny_models import WITH_SMOLLM2S_TOKENIZER
 
 from .real_engine import replica
 
-SETTINGS = {
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
-}
+SETTINGS = WITH_SMOLLM2S_TOKENIZER | {"eos_token_id": None}
 PROMPT = list(range(300, 340))  # more than two blocks, so that a shared one would show
 COUNT = 12
 

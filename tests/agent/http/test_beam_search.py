@@ -13,21 +13,11 @@ from pagelet.engine.llm import LLM
 from pagelet.engine.processor import RequestedSampling
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from support.router_thread import router_thread
+from support.tiny_models import WITH_SMOLLM2S_TOKENIZER
 
 from .real_engine import replica
 
-SETTINGS = {
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "eos_token_id": 2,
-}
+SETTINGS = WITH_SMOLLM2S_TOKENIZER | {"eos_token_id": 2}
 PROMPT = list(range(300, 340))
 MESSAGES = [{"role": "user", "content": "Name a city."}]
 SEARCH = {"model": "tiny", "use_beam_search": True, "n": 3, "max_tokens": 6, "temperature": 0}

