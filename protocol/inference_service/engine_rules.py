@@ -15,11 +15,25 @@ from pagelet.protocol.inference_service.quantity import parse_quantity
 from pagelet.protocol.inference_service.rule import P, Rule
 from pagelet.protocol.inference_service.service import ServiceSpec
 
-_LEAST_BYTES: Final = 1 << 20
 
+def _mebibyte_at_least(
+    part: type[P], field: str, unit: str, size_of: Callable[[P], Quantity | None]
+) -> Rule[P]:
+    """A size in bytes that is so small must lack its unit, which is usually `unit`."""
 
-def _few_bytes(quantity: Quantity | None) -> bool:
-    return quantity is not None and parse_quantity(quantity) < _LEAST_BYTES
+    def check(spec: P) -> bool:
+        size = size_of(spec)
+        return size is None or parse_quantity(size) >= 1 << 20
+
+    size = f"self.{field}"
+    return Rule(
+        part=part,
+        field=field,
+        holds=f"!has({size}) || quantity(string({size})).compareTo(quantity('1Mi')) >= 0",
+        message=f"{{size}} is less than 1Mi: write a unit, such as {{size}}{unit}",
+        values={"size": (size, size_of)},
+        check=check,
+    )
 
 
 def _present(part: P | None) -> P:
@@ -37,10 +51,6 @@ def _kv_fits(spec: ServiceSpec, engine: EngineSpec) -> bool:
     if spec.accelerator or memory is None or limit is None:
         return True
     return parse_quantity(memory) * engine.data_parallel_size < parse_quantity(limit)
-
-
-def _enough(quantity_cel: str) -> str:
-    return f"quantity(string({quantity_cel})).compareTo(quantity('1Mi')) >= 0"
 
 
 def _engine_rules(
@@ -180,14 +190,7 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
         },
         check=lambda lora: lora.max_loras <= lora.max_cpu_loras,
     ),
-    Rule(
-        part=EngineSpec,
-        field="maxBody",
-        holds=_enough("self.maxBody"),
-        message="{size} is less than 1Mi: write a unit, such as {size}Mi",
-        values={"size": ("self.maxBody", lambda e: e.max_body)},
-        check=lambda e: not _few_bytes(e.max_body),
-    ),
+    _mebibyte_at_least(EngineSpec, "maxBody", "Mi", lambda engine: engine.max_body),
     Rule(
         part=KVCacheSpec,
         field="",
@@ -197,14 +200,7 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
         values={},
         check=lambda c: [c.memory, c.memory_fraction, c.num_blocks].count(None) >= 2,
     ),
-    Rule(
-        part=KVCacheSpec,
-        field="memory",
-        holds=f"!has(self.memory) || {_enough('self.memory')}",
-        message="{memory} is less than 1Mi: write a unit, such as {memory}Gi",
-        values={"memory": ("self.memory", lambda c: c.memory)},
-        check=lambda c: not _few_bytes(c.memory),
-    ),
+    _mebibyte_at_least(KVCacheSpec, "memory", "Gi", lambda cache: cache.memory),
     Rule(
         part=SpeculationSpec,
         field="model",
@@ -240,22 +236,8 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
             s.method == "ngram" or (s.prompt_lookup_min is None and s.prompt_lookup_max is None)
         ),
     ),
-    Rule(
-        part=Resources,
-        field="memory",
-        holds=f"!has(self.memory) || {_enough('self.memory')}",
-        message="{memory} is less than 1Mi: write a unit, such as {memory}Gi",
-        values={"memory": ("self.memory", lambda r: r.memory)},
-        check=lambda r: not _few_bytes(r.memory),
-    ),
-    Rule(
-        part=EngineSpec,
-        field="responseStore",
-        holds=f"!has(self.responseStore) || {_enough('self.responseStore')}",
-        message="{size} is less than 1Mi: write a unit, such as {size}Mi",
-        values={"size": ("self.responseStore", lambda e: e.response_store)},
-        check=lambda e: not _few_bytes(e.response_store),
-    ),
+    _mebibyte_at_least(Resources, "memory", "Gi", lambda resources: resources.memory),
+    _mebibyte_at_least(EngineSpec, "responseStore", "Mi", lambda engine: engine.response_store),
     Rule(
         part=EngineSpec,
         field="simulated",

@@ -1,7 +1,7 @@
 """Rules of `spec.model`."""
 
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pagelet.protocol.inference_service.model import (
     AdapterSpec,
@@ -10,6 +10,8 @@ from pagelet.protocol.inference_service.model import (
     ModelStorage,
 )
 from pagelet.protocol.inference_service.rule import Rule
+
+M = TypeVar("M", ModelSpec, AdapterSpec)
 
 _URI: Final = (
     r"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[^@]+[.]gguf)?"
@@ -46,6 +48,18 @@ def _names(adapters: list[AdapterSpec]) -> set[str]:
     return {adapter.name for adapter in adapters}
 
 
+def _revision_of_hub(part: type[M], kind: str) -> Rule[M]:
+    """Only what the Hub holds has revisions."""
+    return Rule(
+        part=part,
+        field="revision",
+        holds="!has(self.revision) || self.uri.startsWith('hf://')",
+        message=f"only hf:// {kind} have revisions: leave it out",
+        values={},
+        check=lambda source: source.revision is None or source.uri.startswith("hf://"),
+    )
+
+
 MODEL_RULES: Final[list[Rule[Any]]] = [
     Rule(
         part=ModelSpec,
@@ -78,14 +92,7 @@ MODEL_RULES: Final[list[Rule[Any]]] = [
             or (m.uri.startswith("pvc://") and _claim(m.tokenizer or "") == _claim(m.uri))
         ),
     ),
-    Rule(
-        part=ModelSpec,
-        field="revision",
-        holds="!has(self.revision) || self.uri.startsWith('hf://')",
-        message="only hf:// models have revisions: leave it out",
-        values={},
-        check=lambda m: m.revision is None or m.uri.startswith("hf://"),
-    ),
+    _revision_of_hub(ModelSpec, "models"),
     Rule(
         part=ModelSpec,
         field="credentialsSecret",
@@ -168,14 +175,7 @@ MODEL_RULES: Final[list[Rule[Any]]] = [
         values={"uri": ("self.uri", lambda a: a.uri)},
         check=lambda a: re.fullmatch(_ADAPTER_URI, a.uri) is not None,
     ),
-    Rule(
-        part=AdapterSpec,
-        field="revision",
-        holds="!has(self.revision) || self.uri.startsWith('hf://')",
-        message="only hf:// adapters have revisions: leave it out",
-        values={},
-        check=lambda a: a.revision is None or a.uri.startswith("hf://"),
-    ),
+    _revision_of_hub(AdapterSpec, "adapters"),
     Rule(
         part=ChatTemplate,
         field="",
