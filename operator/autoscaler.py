@@ -6,9 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
 
-import aiohttp
 import msgspec
 
 from pagelet.operator.children import Children
@@ -16,17 +14,15 @@ from pagelet.operator.kube.client import UNREACHABLE, ApiError, Client, NotFound
 from pagelet.operator.kube.reflector import Key
 from pagelet.operator.kube.resources import SERVICES, Object
 from pagelet.operator.metrics import Metrics
-from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT
-from pagelet.operator.replicas import is_ready, url_of
+from pagelet.operator.planning.objects import HTTP_PORT
+from pagelet.operator.pod_client import NO_ANSWER, PodClient
+from pagelet.operator.replicas import is_of, is_ready
 from pagelet.operator.services import Services
 from pagelet.protocol.autoscaling import schedule
 from pagelet.protocol.autoscaling.exposed import Parts, combined, read_demand
 from pagelet.protocol.autoscaling.scaler import Scaler
 from pagelet.protocol.inference_service.autoscaling import Autoscaling
 from pagelet.protocol.inference_service.commands import scaling_bounds
-
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=3, connect=1)
-_AT_ONCE: Final = 16
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +46,13 @@ class Autoscaler:
         self._services = services
         self._children_of = children_of
         self._metrics = metrics
-        self._port = port
+        self._routers = PodClient(port)
         self._scalers: dict[tuple[Key, str], Scaler] = {}
         """By service and its UID: one of the same name is another one."""
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        self._limit = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
         """Ends connections."""
-        await self._session.close()
+        await self._routers.close()
 
     async def run(self, seconds: float) -> None:
         """For ever."""
@@ -76,9 +70,16 @@ class Autoscaler:
                 scaled[key, str(body["metadata"]["uid"])] = (body, scaling)
         self._scalers = {who: self._scalers.get(who) or Scaler() for who in scaled}
         known = await asyncio.gather(
-            *(self._scale(who, body, scaling) for who, (body, scaling) in scaled.items())
+            *(self._try_to_scale(who, body, scaling) for who, (body, scaling) in scaled.items())
         )
         self._metrics.unknown_demands.value = known.count(False)
+
+    async def _try_to_scale(self, who: tuple[Key, str], body: Object, scaling: Autoscaling) -> bool:
+        try:
+            return await self._scale(who, body, scaling)
+        except Exception:  # one odd service must not hold up the others
+            log.exception("%s: cannot be scaled", "/".join(who[0]))
+            return False
 
     async def _scale(self, who: tuple[Key, str], body: Object, scaling: Autoscaling) -> bool:
         """Whether the demand is known."""
@@ -113,7 +114,7 @@ class Autoscaler:
         routers = [
             pod
             for pod in self._children_of(key).pods(key)
-            if pod["metadata"]["labels"][COMPONENT_LABEL] == "router" and pod["status"].get("podIP")
+            if is_of(pod, "router") and pod["status"].get("podIP")
         ]
         told = await asyncio.gather(*(self._ask(pod, key[1]) for pod in routers))
         complete = all(
@@ -123,13 +124,9 @@ class Autoscaler:
 
     async def _ask(self, pod: Object, service: str) -> Parts | None:
         try:
-            async with (
-                self._limit,
-                self._session.get(f"{url_of(pod, self._port)}/metrics") as response,
-            ):
-                response.raise_for_status()
-                return read_demand(await response.text(), service, "stable")
-        except (ValueError, *UNREACHABLE) as error:
+            metrics = await self._routers.get(pod, "/metrics")
+            return read_demand(metrics.decode(), service, "stable")
+        except NO_ANSWER as error:
             log.debug("router %s does not answer: %r", pod["metadata"]["name"], error)
             return None
 

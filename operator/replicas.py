@@ -8,19 +8,17 @@ import math
 import re
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from pagelet.operator.children import COST_ANNOTATION, Children
 from pagelet.operator.kube.client import UNREACHABLE, ApiError, Client
 from pagelet.operator.kube.reflector import Key
 from pagelet.operator.kube.resources import PODS, Object
-from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT, POD_INDEX_LABEL
+from pagelet.operator.planning.objects import COMPONENT_LABEL, HTTP_PORT, POD_INDEX_LABEL, Component
+from pagelet.operator.pod_client import NO_ANSWER, PodClient
 from pagelet.protocol.inference_service.status import ReplicaRates
 from pagelet.protocol.replica import ReplicaDescription
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=3, connect=1)
-_AT_ONCE: Final = 16
 _DIGITS: Final = 2
 """Of measured figures: else the status would change with every request."""
 _REQUEST_COST: Final = 1000
@@ -64,16 +62,16 @@ class Figures:
 class Replicas:
     """Asks the replicas of all services, every now and then and before one is scaled down."""
 
-    def __init__(self, client: Client, children: Children) -> None:
+    def __init__(self, client: Client, children: Children, port: int = HTTP_PORT) -> None:
+        """`port` is that of replicas."""
         self._client = client
         self._children = children
         self._rates: dict[Key, list[ReplicaRates]] = {}
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._replicas = PodClient(port)
 
     async def close(self) -> None:
         """Ends connections."""
-        await self._session.close()
+        await self._replicas.close()
 
     def rates(self, service: Key) -> list[ReplicaRates]:
         """As last heard."""
@@ -84,8 +82,14 @@ class Replicas:
         while True:
             services = self._children.services()
             self._rates = {key: rates for key, rates in self._rates.items() if key in services}
-            await asyncio.gather(*(self.refresh(service) for service in services))
+            await asyncio.gather(*(self._try_to_refresh(service) for service in services))
             await asyncio.sleep(seconds)
+
+    async def _try_to_refresh(self, service: Key) -> None:
+        try:
+            await self.refresh(service)
+        except Exception:  # one odd service must not hold up the others
+            log.exception("%s: its replicas cannot be asked", "/".join(service))
 
     async def refresh(self, service: Key) -> None:
         """Asks a service's replicas now. Those that do not answer keep what they had."""
@@ -99,20 +103,13 @@ class Replicas:
         await asyncio.gather(*(self._note_cost(pod, found.deletion_cost) for pod, found in heard))
 
     async def _ask(self, pod: Object) -> Figures | None:
-        url = url_of(pod, HTTP_PORT)
         try:
-            async with self._limit:
-                metrics = await self._get(f"{url}/metrics")
-                replica = await self._get(f"{url}/v1/replica")
+            metrics = await self._replicas.get(pod, "/metrics")
+            replica = await self._replicas.get(pod, "/v1/replica")
             return read_figures(metrics.decode(), replica)
-        except (msgspec.ValidationError, msgspec.DecodeError, ValueError, *UNREACHABLE) as error:
+        except NO_ANSWER as error:
             log.debug("replica %s does not answer: %r", pod["metadata"]["name"], error)
             return None
-
-    async def _get(self, url: str) -> bytes:
-        async with self._session.get(url) as response:
-            response.raise_for_status()
-            return await response.read()
 
     async def _note_cost(self, pod: Object, cost: int) -> None:
         metadata = pod["metadata"]
@@ -126,28 +123,30 @@ class Replicas:
 
 
 def read_figures(metrics: str, replica: bytes) -> Figures:
-    """From a replica's `/metrics` and `/v1/replica`. Raises msgspec.ValidationError."""
+    """From a replica's `/metrics` and `/v1/replica`. Raises ValueError (msgspec's errors are
+    some)."""
     requests, used = 0.0, []
     for sample in _SAMPLE.finditer(metrics):
+        value = float(sample["value"])
+        if not math.isfinite(value):
+            raise ValueError(f"{sample['name']} is {value}")
         if sample["name"] == "kv_cache_usage_perc":
-            used.append(float(sample["value"]))
+            used.append(value)
         else:
-            requests += float(sample["value"])
+            requests += value
     description = msgspec.json.decode(replica, type=ReplicaDescription)
     return Figures(int(requests), sum(used) / len(used) if used else 0.0, description)
-
-
-def url_of(pod: Object, port: int) -> str:
-    """Where a pod that has an address serves HTTP."""
-    address = pod["status"]["podIP"]
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{port}"
 
 
 def is_ready(pod: Object) -> bool:
     """Whether it takes requests."""
     conditions = pod["status"].get("conditions") or ()
     return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+
+def is_of(pod: Object, component: Component) -> bool:
+    """Whether it is one of a component. Anyone may give a pod some of our labels, and not all."""
+    return bool(pod["metadata"]["labels"].get(COMPONENT_LABEL) == component)
 
 
 def is_head(pod: Object) -> bool:
@@ -159,7 +158,7 @@ def _is_serving_agent(pod: Object) -> bool:
     return (
         is_ready(pod)
         and bool(pod["status"].get("podIP"))
-        and pod["metadata"]["labels"][COMPONENT_LABEL] == "agent"
+        and is_of(pod, "agent")
         and is_head(pod)
         and "deletionTimestamp" not in pod["metadata"]
     )

@@ -8,7 +8,6 @@ from pagelet.operator.kube.resources import Object
 from pagelet.operator.planning.agents import progress_seconds
 from pagelet.operator.planning.exposure import endpoint
 from pagelet.operator.planning.objects import (
-    COMPONENT_LABEL,
     POD_INDEX_LABEL,
     REVISION_LABEL,
     Component,
@@ -16,6 +15,7 @@ from pagelet.operator.planning.objects import (
     router_name,
     selector,
 )
+from pagelet.operator.replicas import is_of
 from pagelet.operator.status.problems import Problem, is_downloading, pod_problem
 from pagelet.protocol.inference_service.options import in_fields
 from pagelet.protocol.inference_service.service import InferenceService
@@ -135,7 +135,7 @@ def _problems(service: InferenceService, observed: Observed, component: Componen
     found = set()
     for pod in observed.pods:
         name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
-        if labels[COMPONENT_LABEL] != component:
+        if not is_of(pod, component):
             continue
         if (problem := pod_problem(pod, observed.warnings.get(name, ()))) is not None:
             words = in_fields(problem.message, service, labels.get(REVISION_LABEL, "stable"))

@@ -1,6 +1,7 @@
 """The demand of a service as its routers' `/metrics` tell it."""
 
 import collections
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -19,12 +20,15 @@ Parts = dict[str, float]
 
 
 def read_demand(metrics: str, service: str, pool: str) -> Parts | None:
-    """What one router says of a pool; None if it says nothing, as where it does not know it."""
+    """What one router says of a pool; None if it says nothing, as where it does not know it. Raises
+    ValueError for what is no number of replicas."""
     parts = {
         sample["target"]: float(sample["value"])
         for sample in _SAMPLE.finditer(metrics)
         if (sample["service"], sample["pool"]) == (service, pool)
     }
+    if not all(map(math.isfinite, parts.values())):
+        raise ValueError(f"the demand of {service} is no number of replicas: {parts}")
     return parts or None
 
 

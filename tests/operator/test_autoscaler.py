@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -59,8 +60,10 @@ class Cluster:
     def pods(self, key: object) -> list[Object]:
         ready = "True" if self.ready else "False"
         agent = {"labels": {"pagelet.dev/component": "agent"}, "name": "agent"}
+        someones = {"labels": {"pagelet.dev/service": "service"}, "name": "someone's"}
         return [
             {"metadata": agent, "status": {"podIP": "127.0.0.1"}},
+            {"metadata": someones, "status": {"podIP": "127.0.0.1"}},
             *(
                 {
                     "metadata": {"labels": {"pagelet.dev/component": "router"}, "name": address},
@@ -150,7 +153,10 @@ async def test_a_service_without_demand_goes_to_its_least(loop: Loop) -> None:
     assert await loop.steps(cluster(4, text()), 3) == [0]
 
 
-@pytest.mark.parametrize("routers", [(), (None,), (None, None), ("# nothing\n",)])
+@pytest.mark.parametrize(
+    "routers",
+    [(), (None,), (None, None), ("# nothing\n",), (text(kv=math.nan),), (text(kv=math.inf),)],
+)
 async def test_a_demand_that_is_not_known_holds_the_count(loop: Loop, routers: Any) -> None:
     assert await loop.steps(cluster(4, *routers), 3) == []
 

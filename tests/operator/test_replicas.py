@@ -1,6 +1,7 @@
 """What would be lost with a replica, and how fast it is."""
 
-import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -60,12 +61,20 @@ def test_a_stream_outweighs_a_cache_and_an_idle_replica_costs_nothing() -> None:
     assert Figures(2, 0, DESCRIPTION).deletion_cost > Figures(0, 1, DESCRIPTION).deletion_cost
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999", "many"])
+@pytest.mark.parametrize("name", ["num_requests_running", "kv_cache_usage_perc"])
+def test_what_is_no_figure_is_refused(name: str, value: str) -> None:
+    """Whoever owns a service chooses what its pods answer."""
+    with pytest.raises(ValueError, match=r"nan|inf|many"):
+        read_figures(f"vllm:{name} {value}\n", msgspec.json.encode(DESCRIPTION))
+
+
 class FakeCluster:
     """Pods of one service, and the patches that they got."""
 
     def __init__(self, *addresses: str) -> None:
         self.patches: list[tuple[str, str]] = []
-        self.found = [
+        self.found: list[Object] = [
             {
                 "metadata": {
                     "name": f"pod-{number}",
@@ -89,31 +98,78 @@ class FakeCluster:
         self.patches.append((name, cost))
 
 
-async def test_those_that_do_not_answer_keep_what_they_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def metrics(request: web.Request) -> web.Response:
-        return web.Response(text=METRICS)
+@contextlib.asynccontextmanager
+async def answering(metrics: web.StreamResponse | str) -> AsyncIterator[int]:
+    """A replica's port, at every address of this machine."""
+    asked_elsewhere = []
+
+    async def tell(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=metrics) if isinstance(metrics, str) else metrics
 
     async def replica(request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(DESCRIPTION))
 
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked_elsewhere.append(request.path)
+        return web.Response(text=METRICS)
+
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/v1/replica", replica)])
+    app.add_routes(
+        [
+            web.get("/metrics", tell),
+            web.get("/v1/replica", replica),
+            web.get("/elsewhere", elsewhere),
+        ]
+    )
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    monkeypatch.setattr("pagelet.operator.replicas.HTTP_PORT", runner.addresses[0][1])
-    cluster = FakeCluster("127.0.0.1", "127.0.0.2")
-    replicas = Replicas(cluster, cluster)  # type: ignore[arg-type]
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+    assert not asked_elsewhere
+
+
+async def refreshed(cluster: FakeCluster, port: int) -> list[str]:
+    """The pods that were heard."""
+    replicas = Replicas(cluster, cluster, port)  # type: ignore[arg-type]
     try:
         await replicas.refresh(("n", "service"))
     finally:
         await replicas.close()
-        await runner.cleanup()
-        await asyncio.sleep(0)
-    assert [rates.pod for rates in replicas.rates(("n", "service"))] == ["pod-0"]
+    return [rates.pod for rates in replicas.rates(("n", "service"))]
+
+
+async def test_those_that_do_not_answer_keep_what_they_had() -> None:
+    cluster = FakeCluster("127.0.0.1", "127.0.0.2")
+    async with answering(METRICS) as port:
+        assert await refreshed(cluster, port) == ["pod-0"]
     [(name, cost)] = cluster.patches
     assert name == "pod-0"
     assert int(cost) >= 7000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.Response(status=307, headers={"Location": "/elsewhere"}),
+        web.Response(status=204),
+        web.Response(body=b"\xff"),
+        web.Response(body=b"#" * (17 << 20)),
+        "vllm:num_requests_running +Inf\n",
+    ],
+    ids=["redirect", "nothing", "no text", "endless", "infinite"],
+)
+async def test_an_odd_answer_is_none(answer: web.StreamResponse | str) -> None:
+    cluster = FakeCluster("127.0.0.1")
+    async with answering(answer) as port:
+        assert await refreshed(cluster, port) == []
+    assert cluster.patches == []
+
+
+async def test_a_pod_with_some_of_our_labels_is_no_replica() -> None:
+    cluster = FakeCluster("127.0.0.1", "127.0.0.1")
+    cluster.found[0]["metadata"]["labels"] = {"pagelet.dev/service": "service"}
+    async with answering(METRICS) as port:
+        assert await refreshed(cluster, port) == ["pod-1"]

@@ -65,6 +65,12 @@ def status_of(
     return status, {condition.type: condition for condition in status.conditions}
 
 
+def test_a_pod_with_some_of_our_labels_is_none_of_ours() -> None:
+    someones = crashed(1, "no", name="other")
+    someones["metadata"]["labels"] = {"pagelet.dev/service": "service"}
+    assert status_of(someones)[1]["Degraded"].status == "False"
+
+
 def test_all_is_well() -> None:
     status, found = status_of()
     assert {kind: (c.status, c.reason) for kind, c in found.items()} == {
