@@ -13,6 +13,7 @@ import msgspec
 
 from pagelet.local.machine import Demand
 from pagelet.protocol.inference_service.commands import (
+    SharedModelName,
     agent_arguments,
     credentials,
     router_config,
@@ -25,6 +26,8 @@ from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
 from pagelet.protocol.inference_service.rollout import rollout_bounds
 from pagelet.protocol.inference_service.router import RouterSpec
 from pagelet.protocol.inference_service.service import InferenceService, Revision, ServiceSpec
+from pagelet.protocol.inference_service.validate import Path as FieldPath
+from pagelet.protocol.inference_service.validate import Problem
 from pagelet.protocol.router import Pool, RouterConfig
 
 MOST_BYTES = 4 << 20
@@ -172,7 +175,7 @@ def read_wanted(path: Path, num_gpus: int) -> Wanted:
     if len(content) > MOST_BYTES:
         raise InvalidServices([f"{path}: has more than the {MOST_BYTES:,} bytes that are read"])
     manifest = load_manifest(text, str(path))
-    problems = [f"{path}: {problem}" for problem in _problems(manifest, num_gpus)]
+    problems = [manifest.locate(*found) for found in _problems(manifest, num_gpus)]
     if problems:
         raise InvalidServices(problems)
     keys = manifest.services[0].spec.api_keys
@@ -194,72 +197,87 @@ def read_wanted(path: Path, num_gpus: int) -> Wanted:
     )
     try:
         wanted.router_config(dict.fromkeys(wanted.pools, ""), None, None)
-    except ValueError as error:  # two services of one name
-        raise InvalidServices([f"{path}: {error}"]) from None
+    except SharedModelName as error:
+        shared = Problem(("spec", "model", "servedNames"), str(error))
+        raise InvalidServices([manifest.locate(error.service, shared)]) from None
     return wanted
 
 
-def _problems(manifest: Manifest, num_gpus: int) -> Iterator[str]:
+def _problems(manifest: Manifest, num_gpus: int) -> Iterator[tuple[InferenceService, Problem]]:
     """What a cluster could do and this machine cannot."""
     first = manifest.services[0]
     names: set[str] = set()
     for service in manifest.services:
-        at = f"{service.name}: spec"
-        spec = service.spec
-        models = [(f"{at}.model", spec.model)]
-        if spec.canary and spec.canary.model:
-            models.append((f"{at}.canary.model", spec.canary.model))
-        for where, model in models:
-            yield from _problems_of_model(where, model, manifest)
-        for field, count in _counts(spec):
-            if count > MOST_REPLICAS:
-                yield f"{at}.{field}: is {count}; one machine takes at most {MOST_REPLICAS}"
-        if spec.accelerator and spec.accelerator.count > num_gpus:
-            yield (
-                f"{at}.accelerator.count: is {spec.accelerator.count}, and the number of this "
-                f"machine's GPUs is {num_gpus}; leave accelerator out to compute on the CPU"
-            )
-        if spec.api_keys and _secret(spec.api_keys, manifest) is None:
-            yield _missing_secret(f"{at}.apiKeys", spec.api_keys)
+        for problem in _problems_of_service(service, manifest, num_gpus):
+            yield service, problem
         if _router(service) != _router(first):
-            yield (
-                f"{at}.router, apiKeys: one router serves all services of a file on one machine, "
-                f"and {first.name} asks for another one; make them equal, or give the service a "
-                "file, a --port and a --state-dir of its own"
+            field = "apiKeys" if _router(service)[0] == _router(first)[0] else "router"
+            words = (
+                f"one router serves all services of a file on one machine, and {first.name} asks "
+                "for another one; make router and apiKeys equal, or give the service a file, a "
+                "--port and a --state-dir of its own"
             )
-        pools = {service.name, *([f"{service.name}-canary"] if spec.canary else [])}
+            yield service, Problem(("spec", field), words)
+        pools = {service.name, *([f"{service.name}-canary"] if service.spec.canary else [])}
         for name in sorted(pools & names):
-            yield f"{name}: metadata.name: is the name of another service's canary; change it"
+            words = f"a pool is called {name}, as one of another service and its canary is: change "
+            yield service, Problem(("metadata", "name"), f"{words}the name")
         names |= pools
 
 
-def _counts(spec: ServiceSpec) -> Iterator[tuple[str, int]]:
-    yield "replicas", spec.replicas
+def _problems_of_service(
+    service: InferenceService, manifest: Manifest, num_gpus: int
+) -> Iterator[Problem]:
+    spec = service.spec
+    yield from _problems_of_model(("spec", "model"), spec.model, manifest)
+    if spec.canary and spec.canary.model:
+        yield from _problems_of_model(("spec", "canary", "model"), spec.canary.model, manifest)
+    for path, count in _counts(spec):
+        if count > MOST_REPLICAS:
+            yield Problem(path, f"is {count}; one machine takes at most {MOST_REPLICAS}")
+    if spec.accelerator and spec.accelerator.count > num_gpus:
+        words = (
+            f"is {spec.accelerator.count}, and the number of this machine's GPUs is {num_gpus}; "
+            "leave accelerator out to compute on the CPU"
+        )
+        yield Problem(("spec", "accelerator", "count"), words)
+    if spec.api_keys and _secret(spec.api_keys, manifest) is None:
+        yield _missing_secret(("spec", "apiKeys"), spec.api_keys)
+
+
+def _counts(spec: ServiceSpec) -> Iterator[tuple[FieldPath, int]]:
+    yield ("spec", "replicas"), spec.replicas
     if spec.canary:
-        yield "canary.replicas", spec.canary.replicas
+        yield ("spec", "canary", "replicas"), spec.canary.replicas
 
 
-def _problems_of_model(where: str, model: ModelSpec, manifest: Manifest) -> Iterator[str]:
-    uris = [("uri", model.uri), ("tokenizer", model.tokenizer or "")]
-    uris += [(f"adapters[{i}].uri", adapter.uri) for i, adapter in enumerate(model.adapters)]
+def _problems_of_model(where: FieldPath, model: ModelSpec, manifest: Manifest) -> Iterator[Problem]:
+    uris: list[tuple[FieldPath, str]] = [
+        (("uri",), model.uri),
+        (("tokenizer",), model.tokenizer or ""),
+    ]
+    uris += [(("adapters", i, "uri"), adapter.uri) for i, adapter in enumerate(model.adapters)]
     for field, uri in uris:
         if uri.startswith("pvc://"):
-            yield (
-                f"{where}.{field}: {uri} is a volume, which is there in a cluster only; write "
-                "file:///PATH for a folder of this machine"
+            words = (
+                f"{uri} is a volume, which is there in a cluster only; write file:///PATH for a "
+                "folder of this machine"
             )
+            yield Problem((*where, *field), words)
         elif uri.startswith("file://") and not Path(uri.removeprefix("file://")).exists():
-            yield f"{where}.{field}: {uri}: there is no such file or folder on this machine"
+            words = f"{uri}: there is no such file or folder on this machine"
+            yield Problem((*where, *field), words)
     template = model.chat_template
     if template and template.config_map and _chat_template(model, manifest) is None:
         name, key = template.config_map.name, template.config_map.key
-        yield (
-            f"{where}.chatTemplate.configMap: the file has no ConfigMap {name} with an entry "
-            f"{key}; add a document of kind ConfigMap with it in data"
+        words = (
+            f"the file has no ConfigMap {name} with an entry {key}; add a document of kind "
+            "ConfigMap with it in data"
         )
+        yield Problem((*where, "chatTemplate", "configMap"), words)
     for each in credentials(model):
         if not each.is_optional and _secret(each.secret, manifest) is None:
-            yield _missing_secret(f"{where}.credentialsSecret", each.secret)
+            yield _missing_secret((*where, "credentialsSecret"), each.secret)
 
 
 def _router(service: InferenceService) -> tuple[RouterSpec, SecretKey | None]:
@@ -273,11 +291,12 @@ def _secret(key: SecretKey, manifest: Manifest) -> bytes | None:
     return manifest.secrets.get(key.name, {}).get(key.key)
 
 
-def _missing_secret(where: str, key: SecretKey) -> str:
-    return (
-        f"{where}: the file has no Secret {key.name} with an entry {key.key}; add a document of "
-        "kind Secret with it in stringData"
+def _missing_secret(where: FieldPath, key: SecretKey) -> Problem:
+    words = (
+        f"the file has no Secret {key.name} with an entry {key.key}; add a document of kind Secret "
+        "with it in stringData"
     )
+    return Problem(where, words)
 
 
 def _chat_template(model: ModelSpec, manifest: Manifest) -> str | None:

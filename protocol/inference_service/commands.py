@@ -202,6 +202,14 @@ def source_of(model: ModelSpec | AdapterSpec) -> str:
     return model.uri if model.revision is None else f"{model.uri}@{model.revision}"
 
 
+class SharedModelName(ValueError):
+    """Two services answer to one name of a model; `service` is the second of them."""
+
+    def __init__(self, service: InferenceService, message: str) -> None:
+        super().__init__(message)
+        self.service = service
+
+
 def router_config(
     services: Sequence[InferenceService],
     pool: Callable[[InferenceService, Revision], Pool],
@@ -213,16 +221,17 @@ def router_config(
     the first of them says.
 
     `pool` says where a revision's replicas are found; name and weight are filled in here. Raises
-    ValueError if two services answer to one name.
+    SharedModelName if two services answer to one name.
     """
     owners: dict[str, str] = {}
     for service in services:
         for name in (*service.served_names, *(a.name for a in service.spec.model.adapters)):
             if owners.setdefault(name, service.name) != service.name:
-                raise ValueError(
+                raise SharedModelName(
+                    service,
                     f"the services {owners[name]} and {service.name} both answer to the model "
                     f"name {name}: change spec.model.servedNames, or an adapter's name, of one of "
-                    "them"
+                    "them",
                 )
     router = services[0].spec.router
     return RouterConfig(

