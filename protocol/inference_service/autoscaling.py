@@ -6,7 +6,7 @@ from msgspec import Meta, field
 
 from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.config import PositiveInt
-from pagelet.protocol.inference_service.parts import NonNegativeInt, Part
+from pagelet.protocol.inference_service.parts import MOST_REPLICAS, Part, ReplicaCount
 from pagelet.protocol.router import PositiveSeconds
 
 _TARGETS = ScalingTargets()
@@ -54,9 +54,9 @@ class Autoscaling(Part, kw_only=True):
     """builtin: the operator. keda: a ScaledObject, which asks Prometheus. hpa: a
     HorizontalPodAutoscaler on the external metric `pagelet_router_demand_replicas`, which an
     adapter serves. On one machine `pagelet up` does it, whatever stands here."""
-    min_replicas: NonNegativeInt = 1
+    min_replicas: ReplicaCount = 1
     """Least replicas. With 0, routers hold requests and wake the service (builtin and keda)."""
-    max_replicas: Annotated[int, Meta(ge=1, le=1000)]
+    max_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
     """Most replicas."""
     targets: AutoscalingTargets = field(default_factory=AutoscalingTargets)
     """How much of each kind of work a replica is to have."""

@@ -25,6 +25,8 @@ from pagelet.protocol.speculation import SpeculationOptions
 
 _CACHE, _SCHEDULER, _SIMULATED = CacheOptions(), SchedulerOptions(), SimulatedRunnerOptions()
 _SPECULATION, _LORA = SpeculationOptions(method="ngram"), LoraOptions()
+ParallelSize = Annotated[int, Meta(ge=1, le=256)]
+"""Beyond any machine, and so that each rank's ports stay apart from those of other purposes."""
 DraftLength = Annotated[int, Meta(ge=1, le=32)]
 SpeculationQuantization = Literal["auto", "none", "int8", "int4"]
 ScoreToken = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^,]+$")]
@@ -97,15 +99,15 @@ class LoraSpec(Part, kw_only=True):
 class EngineSpec(Part, kw_only=True):
     """The engine's settings; each is the option of `pagelet serve` of the same name."""
 
-    tensor_parallel_size: PositiveInt = 1
+    tensor_parallel_size: ParallelSize = 1
     """Processes (GPUs) that divide each layer of the model."""
-    pipeline_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: ParallelSize = 1
     """Stages that divide the layers, with tensorParallelSize processes each."""
     expert_parallel: bool = False
     """Divide a mixture's experts over the processes, in place of each expert."""
-    data_parallel_size: PositiveInt = 1
+    data_parallel_size: ParallelSize = 1
     """Copies of the model in a replica, each with an engine of its own."""
-    nodes: Annotated[int, Meta(ge=1, le=256)] = 1
+    nodes: ParallelSize = 1
     """Pods, one a node, that divide a copy's processes; they come, go and fail together. `pagelet
     up` runs all processes on its one machine."""
     dtype: DType = "auto"

@@ -9,31 +9,10 @@ from pagelet.protocol.inference_service.engine import (
     LoraSpec,
     SpeculationSpec,
 )
-from pagelet.protocol.inference_service.parts import Quantity
 from pagelet.protocol.inference_service.pods import Resources
 from pagelet.protocol.inference_service.quantity import parse_quantity
-from pagelet.protocol.inference_service.rule import P, Rule
+from pagelet.protocol.inference_service.rule import P, Rule, mebibyte_at_least
 from pagelet.protocol.inference_service.service import ServiceSpec
-
-
-def _mebibyte_at_least(
-    part: type[P], field: str, unit: str, size_of: Callable[[P], Quantity | None]
-) -> Rule[P]:
-    """A size in bytes that is so small must lack its unit, which is usually `unit`."""
-
-    def check(spec: P) -> bool:
-        size = size_of(spec)
-        return size is None or parse_quantity(size) >= 1 << 20
-
-    size = f"self.{field}"
-    return Rule(
-        part=part,
-        field=field,
-        holds=f"!has({size}) || quantity(string({size})).compareTo(quantity('1Mi')) >= 0",
-        message=f"{{size}} is less than 1Mi: write a unit, such as {{size}}{unit}",
-        values={"size": (size, size_of)},
-        check=check,
-    )
 
 
 def _present(part: P | None) -> P:
@@ -154,6 +133,7 @@ def _engine_rules(
         rule(
             at="resources",
             holds=f"has(self.accelerator) || !has({kv}) || !has({limit}) || "
+            f"!isQuantity(string({kv})) || !isQuantity(string({limit})) || "
             f"quantity(string({kv})).asApproximateFloat() * double({data}) < "
             f"quantity(string({limit})).asApproximateFloat()",
             message="kvCache.memory {memory} x dataParallelSize {data} leaves no room in "
@@ -190,7 +170,7 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
         },
         check=lambda lora: lora.max_loras <= lora.max_cpu_loras,
     ),
-    _mebibyte_at_least(EngineSpec, "maxBody", "Mi", lambda engine: engine.max_body),
+    mebibyte_at_least(EngineSpec, "maxBody", "16Mi", lambda engine: engine.max_body),
     Rule(
         part=KVCacheSpec,
         field="",
@@ -200,7 +180,7 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
         values={},
         check=lambda c: [c.memory, c.memory_fraction, c.num_blocks].count(None) >= 2,
     ),
-    _mebibyte_at_least(KVCacheSpec, "memory", "Gi", lambda cache: cache.memory),
+    mebibyte_at_least(KVCacheSpec, "memory", "4Gi", lambda cache: cache.memory),
     Rule(
         part=SpeculationSpec,
         field="model",
@@ -236,8 +216,8 @@ ENGINE_RULES: Final[list[Rule[Any]]] = [
             s.method == "ngram" or (s.prompt_lookup_min is None and s.prompt_lookup_max is None)
         ),
     ),
-    _mebibyte_at_least(Resources, "memory", "Gi", lambda resources: resources.memory),
-    _mebibyte_at_least(EngineSpec, "responseStore", "Mi", lambda engine: engine.response_store),
+    mebibyte_at_least(Resources, "memory", "8Gi", lambda resources: resources.memory),
+    mebibyte_at_least(EngineSpec, "responseStore", "256Mi", lambda engine: engine.response_store),
     Rule(
         part=EngineSpec,
         field="simulated",

@@ -9,7 +9,7 @@ from pagelet.protocol.inference_service.model import (
     ModelSpec,
     ModelStorage,
 )
-from pagelet.protocol.inference_service.rule import Rule
+from pagelet.protocol.inference_service.rule import Rule, mebibyte_at_least
 
 M = TypeVar("M", ModelSpec, AdapterSpec)
 
@@ -138,6 +138,7 @@ MODEL_RULES: Final[list[Rule[Any]]] = [
         values={},
         check=lambda m: m.storage is None or _uses(m, "hf") or _uses(m, "s3"),
     ),
+    mebibyte_at_least(ModelStorage, "sizeLimit", "20Gi", lambda storage: storage.size_limit),
     Rule(
         part=ModelStorage,
         field="",

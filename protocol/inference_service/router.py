@@ -5,7 +5,13 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from pagelet.protocol.config import PositiveInt
-from pagelet.protocol.inference_service.parts import FreeForm, Image, NonNegativeInt, Part
+from pagelet.protocol.inference_service.parts import (
+    MOST_REPLICAS,
+    FreeForm,
+    Image,
+    NonNegativeInt,
+    Part,
+)
 from pagelet.protocol.inference_service.pods import Resources
 from pagelet.protocol.router import (
     PolicyName,
@@ -31,7 +37,7 @@ class LimitsSpec(Part, kw_only=True):
 class RouterSpec(Part, kw_only=True):
     """The router in front of the replicas."""
 
-    replicas: PositiveInt = 2
+    replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS)] = 2
     """Router pods. They agree without talking, so any number works."""
     image: Image | None = None
     """Container image. Default: the operator's."""

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from pagelet.protocol.inference_service.parts import Part
+from pagelet.protocol.inference_service.parts import Part, Quantity
+from pagelet.protocol.inference_service.quantity import parse_quantity
 
 P = TypeVar("P", bound=Part)
 
@@ -46,3 +47,24 @@ class Rule(Generic[P]):
     def plain_message(self) -> str:
         """The message where no expression can be evaluated."""
         return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), self.message)
+
+
+def mebibyte_at_least(
+    part: type[P], field: str, example: str, size_of: Callable[[P], Quantity | None]
+) -> Rule[P]:
+    """A size in bytes that is so small must lack its unit, or have another than is meant."""
+
+    def check(spec: P) -> bool:
+        size = size_of(spec)
+        return size is None or parse_quantity(size) >= 1 << 20
+
+    size = f"self.{field}"
+    return Rule(
+        part=part,
+        field=field,
+        holds=f"!has({size}) || !isQuantity(string({size})) || "
+        f"quantity(string({size})).compareTo(quantity('1Mi')) >= 0",
+        message=f"{{size}} is less than 1Mi: give it in Mi or Gi, such as {example}",
+        values={"size": (size, size_of)},
+        check=check,
+    )

@@ -98,8 +98,9 @@ def _union(info: inspect.UnionType) -> Schema:
         raise TypeError(f"no structural schema for {info}")
     text = schema_of(strings[0])
     del text["type"]
+    number = next(_range(option) for option in types if isinstance(option, inspect.IntType))
     # Amounts and counts are what is written in either way; strings have a pattern without a sign.
-    return {"x-kubernetes-int-or-string": True, "minimum": 0} | text
+    return {"x-kubernetes-int-or-string": True, "minimum": 0} | number | text
 
 
 def _range(info: inspect.IntType | inspect.FloatType) -> Schema:

@@ -15,8 +15,8 @@ from pagelet.protocol.inference_service.model import ModelSpec
 from pagelet.protocol.inference_service.parts import (
     FreeForm,
     Image,
-    NonNegativeInt,
     Part,
+    ReplicaCount,
     SecretKey,
 )
 from pagelet.protocol.inference_service.pods import Accelerator, Placement, Resources
@@ -30,7 +30,7 @@ class Canary(Part, kw_only=True):
 
     weight: Annotated[int, Meta(ge=0, le=100)]
     """Percentage of the requests."""
-    replicas: NonNegativeInt = 1
+    replicas: ReplicaCount = 1
     """Its replicas."""
     image: Image | None = None
     """Its image."""
@@ -45,7 +45,7 @@ class ServiceSpec(Part, kw_only=True):
 
     model: ModelSpec
     """Which model."""
-    replicas: NonNegativeInt = 1
+    replicas: ReplicaCount = 1
     """Agent pods. With `autoscaling`, that sets this field through the scale subresource: leave it
     out of the YAML."""
     autoscaling: Autoscaling | None = None

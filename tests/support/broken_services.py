@@ -123,13 +123,13 @@ BROKEN = [
         "store without a unit",
         service(engine={"responseStore": 256}),
         "spec.engine.responseStore",
-        "256 is less than 1Mi: write a unit, such as 256Mi",
+        "256 is less than 1Mi: give it in Mi or Gi, such as 256Mi",
     ),
     Broken(
         "body without a unit",
         service(engine={"maxBody": 16}),
         "spec.engine.maxBody",
-        "16 is less than 1Mi: write a unit, such as 16Mi",
+        "16 is less than 1Mi: give it in Mi or Gi, such as 16Mi",
     ),
     Broken(
         "most below least",
@@ -303,13 +303,25 @@ BROKEN = [
         "cache without a unit",
         service(engine={"kvCache": {"memory": 4}}),
         "spec.engine.kvCache.memory",
-        "4 is less than 1Mi: write a unit, such as 4Gi",
+        "4 is less than 1Mi: give it in Mi or Gi, such as 4Gi",
+    ),
+    Broken(
+        "memory in another unit than was meant",
+        service(resources={"memory": "100m"}),
+        "spec.resources.memory",
+        "100m is less than 1Mi: give it in Mi or Gi, such as 8Gi",
+    ),
+    Broken(
+        "storage without a unit",
+        service(model={"uri": URI, "storage": {"sizeLimit": 20}}),
+        "spec.model.storage.sizeLimit",
+        "20 is less than 1Mi: give it in Mi or Gi, such as 20Gi",
     ),
     Broken(
         "memory without a unit",
         service(resources={"memory": "8"}),
         "spec.resources.memory",
-        "8 is less than 1Mi: write a unit, such as 8Gi",
+        "8 is less than 1Mi: give it in Mi or Gi, such as 8Gi",
     ),
     Broken(
         "simulated",
