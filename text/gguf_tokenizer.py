@@ -8,7 +8,8 @@ scores. Names and defaults are those of llama.cpp.
 
 import dataclasses
 import enum
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from tokenizers import (
     AddedToken,
@@ -22,6 +23,8 @@ from tokenizers import (
 )
 
 from pagelet.protocol.errors import ModelSourceError
+
+T = TypeVar("T")
 
 SPACE: Final = "▁"
 """How SentencePiece spells a space."""
@@ -96,7 +99,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> GGUFTokenizer:
     Raises ModelSourceError if it is missing, damaged, or of a kind that is not known.
     """
     vocabulary = _Vocabulary(metadata)
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = vocabulary.text("model")
     if kind == "gpt2":
         backend = _byte_level(vocabulary)
     elif kind == "llama":
@@ -112,30 +115,57 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> GGUFTokenizer:
             for theirs, ours in _SPECIAL_NAMES.items()
             if (token_id := vocabulary.special_id(theirs)) is not None
         },
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=_typed(metadata, "tokenizer.chat_template", str, None),
     )
 
 
+def _typed(metadata: dict[str, Any], key: str, kind: type[T], default: T | None) -> T | None:
+    """A value of a file that is not to be trusted. Raises ModelSourceError if it is of another
+    type."""
+    value = metadata.get(key, default)
+    if value is not None and not isinstance(value, kind):
+        raise ModelSourceError(
+            f"the GGUF file's {key} is {value!r:.80}, where {kind.__name__} is expected"
+        )
+    return value
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
 class _Vocabulary:
+    """Of the entries `tokenizer.ggml...`, by the rest of their names."""
+
     def __init__(self, metadata: dict[str, Any]) -> None:
-        self.metadata = metadata
-        self.tokens: list[str] = self._array("tokens")
-        types = metadata.get("tokenizer.ggml.token_type")
-        if types is None:
-            types = [TokenType.NORMAL] * len(self.tokens)
-        self.types = self._same_length("token_type", [int(number) for number in types])
+        self._metadata = metadata
+        self.tokens = self._array("tokens", _string)
+        if "tokenizer.ggml.token_type" in metadata:
+            self.types = self._same_length("token_type", self._array("token_type", int))
+        else:
+            self.types = [int(TokenType.NORMAL)] * len(self.tokens)
         self.ids = {
             token: i for i, token in enumerate(self.tokens) if not self._is_padding(i, token)
         }
         """Id of each token; of two that are spelled alike, the later one."""
 
-    def _array(self, name: str) -> list[Any]:
-        value = self.metadata.get(f"tokenizer.ggml.{name}")
-        if value is None:
-            raise ModelSourceError(f"the GGUF file has no tokenizer.ggml.{name}")
-        return list(value)
+    def text(self, name: str) -> str | None:
+        return _typed(self._metadata, f"tokenizer.ggml.{name}", str, None)
 
-    def _same_length(self, name: str, values: list[Any]) -> list[Any]:
+    def _array(self, name: str, read: Callable[[Any], T]) -> list[T]:
+        values = self._metadata.get(f"tokenizer.ggml.{name}")
+        if values is None:
+            raise ModelSourceError(f"the GGUF file has no tokenizer.ggml.{name}")
+        try:
+            return [read(value) for value in values]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ModelSourceError(
+                f"the GGUF file's tokenizer.ggml.{name} is no list of what it should hold: {error}"
+            ) from error
+
+    def _same_length(self, name: str, values: list[T]) -> list[T]:
         if len(values) != len(self.tokens):
             raise ModelSourceError(
                 f"the GGUF file has {len(values)} entries in tokenizer.ggml.{name} "
@@ -148,23 +178,21 @@ class _Vocabulary:
         return self.types[token_id] == TokenType.UNUSED and token == f"[PAD{token_id}]"
 
     def scores(self) -> list[float]:
-        return self._same_length("scores", [float(score) for score in self._array("scores")])
+        return self._same_length("scores", self._array("scores", float))
 
     def merges(self) -> list[tuple[str, str]]:
         pairs = []
-        for merge in self._array("merges"):
+        for merge in self._array("merges", _string):
             left, _, right = merge.partition(" ")
             pairs.append((left, right))
         return pairs
 
     def flag(self, name: str, default: bool) -> bool:
-        return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
+        return bool(_typed(self._metadata, f"tokenizer.ggml.{name}", int, default))
 
     def special_id(self, name: str) -> int | None:
-        token_id = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if token_id is None or not 0 <= token_id < len(self.tokens):
-            return None
-        return int(token_id)
+        token_id = _typed(self._metadata, f"tokenizer.ggml.{name}_token_id", int, None)
+        return token_id if token_id in range(len(self.tokens)) else None
 
     def finish(self, backend: Tokenizer, *, add_bos: bool, normalized: bool) -> Tokenizer:
         """Adds the tokens that are found whole in a text, and BOS and EOS around it."""
@@ -191,7 +219,7 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
-    name = vocabulary.metadata.get("tokenizer.ggml.pre", "default")
+    name = vocabulary.text("pre") or "default"
     pre = _PRE_TOKENIZERS.get(_ALIASES.get(name, name))
     if pre is None:
         known = ", ".join(sorted([*_PRE_TOKENIZERS, *_ALIASES]))

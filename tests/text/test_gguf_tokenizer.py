@@ -235,6 +235,15 @@ def test_special_tokens_and_chat_template() -> None:
         ({"tokens": None}, "no tokenizer.ggml.tokens"),
         ({"token_type": [1, 1]}, "2 entries in tokenizer.ggml.token_type for 9 tokens"),
         ({"model": "llama"}, "no tokenizer.ggml.scores"),
+        ({"model": np.array([1, 2])}, "tokenizer.ggml.model is array.*str is expected"),
+        ({"pre": ["smollm"]}, "tokenizer.ggml.pre is .*str is expected"),
+        ({"tokens": 5}, "tokenizer.ggml.tokens is no list"),
+        ({"tokens": np.arange(9)}, "tokenizer.ggml.tokens is no list"),
+        ({"merges": [1, 2]}, "tokenizer.ggml.merges is no list"),
+        ({"token_type": np.array([np.nan] * 9)}, "tokenizer.ggml.token_type is no list"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', where int is expected"),
+        ({"bos_token_id": np.array([1, 2])}, "bos_token_id is array"),
+        ({"add_bos_token": "no"}, "add_bos_token is 'no', where int is expected"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
