@@ -106,7 +106,7 @@ class ModelFiles:
             return None
         try:
             content = json.loads(_read(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelSourceError(f"{path}: is not JSON: {error}; download it again") from error
         if not isinstance(content, dict):
             raise ModelSourceError(f"{path}: holds no JSON object")

@@ -141,7 +141,7 @@ def _with_parsed_arguments(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

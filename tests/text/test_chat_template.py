@@ -162,6 +162,13 @@ def test_messages_without_content_and_tool_calls() -> None:
     assert json.loads(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize("arguments", ['{"a": ', "[" * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_arguments_that_cannot_be_read_are_shown_as_they_are(arguments: str) -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}")
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == arguments
+
+
 def test_kwargs_reach_the_template_but_not_its_builtins() -> None:
     template = ChatTemplate("{{ thinking }} {{ documents[0].title }} {{ strftime_now('%Y') }}")
     rendered = template.render([], thinking=True, documents=[{"title": "t"}])
