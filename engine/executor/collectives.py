@@ -24,7 +24,8 @@ def join_ranks(
 ) -> Ranks:
     """Waits until all ranks are there. `rendezvous` is a URL that all of them share and that is
     used once: a file's on one machine, which spares a port that another process could take first.
-    `progress` is told when this rank waits for others.
+    `progress` is told when this rank waits for others, but not of the seconds that NCCL takes to
+    connect them, which are over when this returns.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=place.rank, world_size=place.size)
@@ -35,6 +36,9 @@ def join_ranks(
     ]
     tp = _tensor_parallel(place, stages[place.stage], progress)
     pp = _pipeline_stage(place, progress)
+    if place.tp_size > 1:
+        _connect(stages[place.stage], device)
+    _connect(None, device)
 
     def least(number: int) -> int:
         value = torch.tensor([number], device=device)
@@ -43,6 +47,14 @@ def join_ranks(
         return int(value)
 
     return Ranks(tp, pp, expert_parallel, least)
+
+
+def _connect(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """NCCL connects the ranks of a group (None: all of them) in its first collective, in which the
+    host waits: in a layer's it would be taken for ranks that wait for one another in vain."""
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _tensor_parallel(
