@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from pagelet.process.bounded_head import BoundedHeadProtocol
+from pagelet.process.half_closed import HalfClosedProtocol
 
 _CLOSE_SECONDS = 2
 """For answers to leave the kernel's buffers once all requests have ended."""
@@ -22,7 +23,7 @@ class HTTPServer(uvicorn.Server):
     """Uvicorn without its own signal handlers, which would stop accepting at the first signal:
     while the server drains, probes must still be answered and new requests refused in words."""
 
-    def __init__(self, app: Any, protocol: type[BoundedHeadProtocol] = BoundedHeadProtocol) -> None:
+    def __init__(self, app: Any, protocol: type[BoundedHeadProtocol] = HalfClosedProtocol) -> None:
         self.listening = asyncio.Event()
         config = uvicorn.Config(
             app,

@@ -20,7 +20,6 @@ from typing import Any
 import uvloop
 
 from pagelet.process.child import ParentLink
-from pagelet.process.half_closed import HalfClosedProtocol
 from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
 from pagelet.router.http.app import RouterApp
@@ -51,7 +50,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     siblings = Siblings(launch.siblings, launch.worker, launch.settings.workers)
     app = RouterApp(state, siblings)
-    server = HTTPServer(app, HalfClosedProtocol)
+    server = HTTPServer(app)
     drain_timeout = launch.config.proxy.drain_timeout
     ends: list[asyncio.Task[bool]] = []
     drains = asyncio.Event()

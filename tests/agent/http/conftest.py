@@ -15,7 +15,7 @@ import uvicorn
 from pagelet.agent.http.app import create_app
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
-from pagelet.process.bounded_head import BoundedHeadProtocol
+from pagelet.process.half_closed import HalfClosedProtocol
 from support.router_thread import router_thread
 
 from .fake_llm import FakeLLM
@@ -86,7 +86,7 @@ def serving(make_llm, num_engines=1, **settings):
         llm = await make_llm(metrics)
         app = create_app(llm, ServeSettings(**settings), metrics)
         config = uvicorn.Config(
-            app, http=BoundedHeadProtocol, log_config=None, access_log=False, lifespan="off"
+            app, http=HalfClosedProtocol, log_config=None, access_log=False, lifespan="off"
         )
         server = uvicorn.Server(config)
         port = listener.getsockname()[1]

@@ -32,6 +32,23 @@ def test_clients_of_http_1_0_get_no_chunks(server, stream):
         assert json.loads(content)["choices"]
 
 
+@DIRECT_AND_ROUTED
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_send_no_more_are_answered(server, stream):
+    """They close their sending side behind the request, as `nc -N` does."""
+    body = json.dumps(CHAT | {"stream": stream}).encode()
+    head = b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(head % (PATH.encode(), len(body)) + body)
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert (b"data: [DONE]" in answer) == stream
+    assert b"!" in answer  # the last of its text
+    server.wait_until(lambda: not server.llm.running)
+    assert not server.llm.aborted
+
+
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
 def test_numbers_that_json_does_not_have(server, number):
     content = json.dumps(CHAT)[:-1] + f', "temperature": {number}}}'

@@ -8,7 +8,6 @@ import httpx
 import msgspec
 import pytest
 
-from pagelet.process.half_closed import HalfClosedProtocol
 from pagelet.process.http_server import HTTPServer
 from pagelet.protocol.router import ModelRoute, Pool, ProxyOptions, RouterConfig, RoutingOptions
 from pagelet.router.http.app import RouterApp
@@ -55,7 +54,7 @@ async def routing(config):
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     counters = CounterTable()
     state = RouterState(config, counters)
-    server = HTTPServer(RouterApp(state), HalfClosedProtocol)
+    server = HTTPServer(RouterApp(state))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.listening.wait()
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
