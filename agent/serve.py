@@ -7,6 +7,7 @@ code 0; with code 1 if some of them had to be cut off.
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -90,9 +91,10 @@ async def _report_serving(server: HTTPServer, llm: AsyncLLM, link: ParentLink) -
 
 async def _drain(server: Server, most_seconds: float) -> bool:
     """Whether all requests finished in time; those that did not are answered with an error."""
+    ends = asyncio.get_running_loop().time() + most_seconds
     server.begin_drain()
     try:
-        async with asyncio.timeout(most_seconds):
+        async with asyncio.timeout_at(ends):
             await server.wait_idle()
     except TimeoutError:
         log.warning(
@@ -102,6 +104,9 @@ async def _drain(server: Server, most_seconds: float) -> bool:
         )
         server.llm.break_off("the server shut down before the answer was finished")
         return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(ends):
+            await server.wait_fetched()
     return True
 
 

@@ -1,6 +1,7 @@
 """What all handlers share: the engine, the limits, and whether the server drains."""
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from pagelet.engine.async_llm import AsyncLLM
 from pagelet.process.spans import open_sink
 from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.openai.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 
 class Server:
@@ -47,6 +50,15 @@ class Server:
     async def wait_idle(self) -> None:
         """Until no request is open."""
         await self._idle.wait()
+
+    async def wait_fetched(self) -> None:
+        """Until clients have had time to ask for what was answered in the background, and no
+        request is open."""
+        responses = self.responses
+        if responses is not None and (seconds := responses.wanted_seconds) > 0:
+            log.info("waiting %.0f s at most for responses to be asked for", seconds)
+            await responses.fetched()
+        await self.wait_idle()
 
     def open_request(self) -> None:
         """A request that a drain waits for began."""

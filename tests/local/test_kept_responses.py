@@ -58,6 +58,7 @@ def test_they_are_found_until_their_replica_is_gone(up: Local) -> None:
         os.kill(killed[0], signal.SIGKILL)
         wait_for(lambda: found() and engines_of(replica["pid"]) not in ([], killed))
         wait_for(lambda: found() and up.phases()[name] == "ready")
+        short = respond(background=True, max_output_tokens=1)["id"]
         running = respond(background=True, max_output_tokens=1500)["id"]
         up.write(KEEPING.replace("1Mi", "2Mi"))
         wait_for(lambda: found() and up.phases()[name] == "draining")
@@ -65,6 +66,8 @@ def test_they_are_found_until_their_replica_is_gone(up: Local) -> None:
             assert found()
         assert client.get(f"/responses/{running}").json()["status"] == "in_progress"
         assert client.post(f"/responses/{running}/cancel").json()["status"] == "cancelled"
+        # It has long ended, and its replica waits for somebody to ask for it.
+        assert client.get(f"/responses/{short}").json()["status"] == "incomplete"
         wait_for(lambda: name not in up.phases())
         gone = wait_for(lambda: answer if (answer := ask()).status_code != 200 else None)
         assert gone.status_code == 404

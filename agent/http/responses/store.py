@@ -1,7 +1,9 @@
 """Responses that clients asked to keep: in memory, bounded, each for its owner alone."""
 
 import asyncio
+import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -14,6 +16,9 @@ from pagelet.protocol.openai.response_object import ResponseObject
 
 MOST_SECONDS: Final = 24 * 3600.0
 """How long a response is kept at most."""
+_FETCH_SECONDS: Final = 60.0
+"""How long a drain waits after the end of a response in the background for somebody to ask what it
+came to: clients ask again every few seconds, and it is nowhere else."""
 _OVERHEAD: Final = 1024
 """Bytes that a response takes beside its JSON, about."""
 Owner = tuple[str, str]
@@ -30,6 +35,8 @@ class StoredResponse:
     background: bool = False
     job: asyncio.Task[None] | None = None
     """What still works on it, in the background."""
+    wanted_until: float = -math.inf
+    """Till when somebody may ask for it first, since it ended in the background."""
 
     @property
     def size(self) -> int:
@@ -54,6 +61,7 @@ class ResponseStore:
         self._responses: dict[Owner, OrderedDict[str, StoredResponse]] = {}
         self._sizes: dict[Owner, int] = {}
         self._jobs: set[asyncio.Task[None]] = set()
+        self._asked = asyncio.Event()
 
     def new_id(self, request_id: str) -> str:
         """For the response to a request."""
@@ -80,6 +88,7 @@ class ResponseStore:
         stored = self._get(owner, response.id)
         if stored is None:
             return
+        stored.wanted_until = self._clock() + _FETCH_SECONDS
         before = stored.size
         stored.body = response.model_dump_json().encode()
         self._sizes[owner] += stored.size - before
@@ -97,6 +106,27 @@ class ResponseStore:
         """One of the owner's own."""
         self._make_room()
         return self._get(owner, response_id)
+
+    def tell(self, stored: StoredResponse) -> bytes:
+        """Its JSON, for who asked for it."""
+        stored.wanted_until = -math.inf
+        self._asked.set()
+        return stored.body
+
+    @property
+    def wanted_seconds(self) -> float:
+        """How long somebody may yet ask for the first time what became of something that ended in
+        the background; 0 or less if all that is kept was asked for."""
+        every = (each for responses in self._responses.values() for each in responses.values())
+        return max((each.wanted_until for each in every), default=-math.inf) - self._clock()
+
+    async def fetched(self) -> None:
+        """Until there is no such time left."""
+        while (seconds := self.wanted_seconds) > 0:
+            self._asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._asked.wait()
 
     def delete(self, owner: Owner, response_id: str) -> bool:
         """Whether there was such a response; what still works on it ends."""
@@ -126,3 +156,4 @@ class ResponseStore:
         self._sizes[owner] -= responses.pop(response_id).size
         if not responses:
             del self._responses[owner], self._sizes[owner]
+        self._asked.set()

@@ -66,7 +66,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     """As far as it has come."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise InvalidRequest("'stream' is not supported here: ask again until it ends", "stream")
-    return _json(_find(request, response_id).body)
+    return _tell(request, _find(request, response_id))
 
 
 @router.delete(f"{RESPONSES}/{{response_id}}")
@@ -124,7 +124,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     if stored.job is not None and not stored.job.done():
         stored.job.cancel()
         await asyncio.wait((stored.job,))
-    return _json(stored.body)
+    return _tell(request, stored)
 
 
 def _find(request: Request, response_id: str) -> StoredResponse:
@@ -140,6 +140,10 @@ def _find(request: Request, response_id: str) -> StoredResponse:
             reason="invalid",
         )
     return found
+
+
+def _tell(request: Request, stored: StoredResponse) -> Response:
+    return _json(store_of(server_of(request), "response_id").tell(stored))
 
 
 def _json(data: bytes) -> Response:

@@ -194,7 +194,10 @@ def test_a_drain_waits_for_the_background_and_answers_for_what_is_kept(keeper, c
         respond(client)
     keeper.run(keeper.llm.behaviour.hold.set)
     keeper.finish(keeper.state.wait_idle)
+    with pytest.raises(TimeoutError):
+        keeper.finish(lambda: asyncio.wait_for(keeper.state.wait_fetched(), 0.1))
     assert client.responses.retrieve(begun.id).status == "completed"
+    keeper.finish(keeper.state.wait_fetched)
 
 
 class Kept:
@@ -222,6 +225,37 @@ def test_room_is_taken_from_whom_has_most():
     store.keep(big, Kept("too large", 30_000), [])
     assert store.find(big, "too large") is None
     assert store.find(small, "first") is not None
+
+
+@pytest.mark.parametrize("end", ["told", "deleted", "for room", "late", "never begun"])
+async def test_what_ended_in_the_background_is_waited_for_until_it_is_asked_for(end):
+    now = 100.0
+    store = ResponseStore(20_000, lambda: now)
+    owner = ("", "")
+    store.keep(owner, Kept("at once"), [])
+    assert store.wanted_seconds <= 0
+    stored = store.keep(owner, Kept("one"), [], background=True)
+    if end != "never begun":
+        store.tell(stored)  # it has not ended yet
+        store.finish(owner, Kept("one"))
+        waits = asyncio.create_task(store.fetched())
+        await asyncio.sleep(0)
+        assert store.wanted_seconds == 60
+        assert not waits.done()
+        if end == "told":
+            assert store.tell(stored) == stored.body
+        elif end == "deleted":
+            store.delete(owner, "one")
+        elif end == "for room":
+            for number in range(40):
+                store.keep(owner, Kept(str(number)), [])
+        else:
+            now += 61
+            store.keep(owner, Kept("two"), [])
+            store.delete(owner, "two")  # wakes it
+        await waits
+    assert store.wanted_seconds <= 0
+    await store.fetched()
 
 
 def test_nothing_is_kept_for_ever():
