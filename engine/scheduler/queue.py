@@ -1,6 +1,6 @@
 """The waiting queue: first come first served, or by priority."""
 
-import heapq
+import bisect
 from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
@@ -68,25 +68,31 @@ class PriorityQueue:
     """Smallest (priority, order of arrival) first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
+        self._backwards: list[Request] = []
+        """The next one last: in every step the scheduler looks at the first few, and takes some."""
+
+    @staticmethod
+    def _rank(request: Request) -> tuple[int, int]:
+        return -request.priority, -request.order
 
     def push(self, request: Request) -> None:
-        heapq.heappush(self._heap, (request.priority, request.order, request))
+        bisect.insort(self._backwards, request, key=self._rank)
 
     push_front = push
 
     def peek(self) -> Request:
-        return self._heap[0][2]
+        return self._backwards[-1]
 
     def pop(self) -> Request:
-        return heapq.heappop(self._heap)[2]
+        return self._backwards.pop()
 
     def remove(self, request: Request) -> None:
-        self._heap.remove((request.priority, request.order, request))
-        heapq.heapify(self._heap)
+        index = bisect.bisect_left(self._backwards, self._rank(request), key=self._rank)
+        assert self._backwards[index] is request
+        del self._backwards[index]
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._backwards)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
+        return reversed(self._backwards)
