@@ -41,15 +41,15 @@ class ModelFiles:
 
     def config(self) -> dict[str, Any]:
         """`config.json`; empty for GGUF."""
-        return self._json("config.json") or {}
+        return self.json_object("config.json") or {}
 
     def generation_config(self) -> dict[str, Any] | None:
         """`generation_config.json`, or None."""
-        return self._json("generation_config.json")
+        return self.json_object("generation_config.json")
 
     def tokenizer_config(self) -> dict[str, Any]:
         """`tokenizer_config.json`; empty if there is none."""
-        return self._json("tokenizer_config.json") or {}
+        return self.json_object("tokenizer_config.json") or {}
 
     def tokenizer_json(self) -> Path | None:
         """The path of `tokenizer.json`; None for GGUF, or if there is none."""
@@ -62,10 +62,11 @@ class ModelFiles:
         is in its metadata."""
         if (path := self.path / "chat_template.jinja").is_file():
             return _read(path)
-        for config in (self._json("chat_template.json") or {}, self.tokenizer_config()):
+        for config in (self.json_object("chat_template.json") or {}, self.tokenizer_config()):
             template = config.get("chat_template")
             if isinstance(template, list):
-                template = {t.get("name"): t.get("template") for t in template}.get("default")
+                named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+                template = named.get("default")
             if isinstance(template, str):
                 return template
         return None
@@ -80,7 +81,7 @@ class ModelFiles:
         """The `.gguf` file, or the safetensors shards; ModelSourceError names what is missing."""
         if self.format == "gguf":
             return [self.path]
-        if index := self._json(_INDEX):
+        if index := self.json_object(_INDEX):
             weight_map = index.get("weight_map")
             if not isinstance(weight_map, dict):
                 raise ModelSourceError(f"{self.path / _INDEX}: has no `weight_map`")
@@ -100,7 +101,8 @@ class ModelFiles:
             raise ModelSourceError(f"{self.path}: has no .safetensors files")
         return files
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def json_object(self, name: str) -> dict[str, Any] | None:
+        """The object that a file of the folder holds, or None. Raises ModelSourceError."""
         path = self.path / name
         if not path.is_file():
             return None

@@ -81,7 +81,7 @@ def _modules(files: ModelFiles) -> list[dict[str, Any]] | None:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         raise ModelSourceError(f"{path}: is no list of modules: {error}") from error
     unknown = [kind for kind in kinds if kind not in _MODULES]
     if unknown:
@@ -96,11 +96,12 @@ def _pooling_type(files: ModelFiles, modules: list[dict[str, Any]]) -> PoolingTy
     for module in modules:
         if module["type"] != "Pooling":
             continue
-        path = files.path / str(module.get("path", "1_Pooling")) / "config.json"
-        try:
-            fields = Fields(json.loads(path.read_text(encoding="utf-8")), str(path))
-        except (ValueError, OSError) as error:
-            raise ModelSourceError(f"{path}: cannot be read: {error}") from error
+        name = f"{module.get('path', '1_Pooling')}/config.json"
+        path = files.path / name
+        settings = files.json_object(name)
+        if settings is None:
+            raise ModelSourceError(f"{path}: is missing, though modules.json names its folder")
+        fields = Fields(settings, str(path))
         chosen = [
             name for name in fields if name.startswith("pooling_mode_") and fields.boolean(name)
         ]

@@ -77,6 +77,7 @@ def test_what_a_model_is_for(setup, head, pooling, tmp_path):
         ({"modules": [*MODULES, {"type": "a.Dense"}], "mode": "x"}, "module Dense is not"),
         ({"modules": MODULES, "mode": "pooling_mode_max_tokens"}, "max_tokens is not supported"),
         ({"modules": {"type": "no list"}, "mode": "x"}, "is no list of modules"),
+        ({"modules": [MODULES[1] | {"path": "2_Pooling"}], "mode": "x"}, "2_Pooling.*is missing"),
         ({"config": {"is_causal": False}}, "is_causal"),
     ],
 )

@@ -145,6 +145,7 @@ TEMPLATES: list[tuple[dict[str, Any], str | None]] = [
     ({"chat_template.json": {"chat_template": "from json"}}, "from json"),
     ({"tokenizer_config.json": {"chat_template": "from config"}}, "from config"),
     ({"tokenizer_config.json": {"chat_template": NAMED}}, "plain"),
+    ({"tokenizer_config.json": {"chat_template": ["plain"]}}, None),
     ({"tokenizer_config.json": {}}, None),
     (
         {"chat_template.jinja": "jinja", "tokenizer_config.json": {"chat_template": "config"}},
@@ -162,7 +163,7 @@ def test_chat_template(contents: dict[str, Any], expected: str | None, tmp_path:
     assert resolve(str(tmp_path)).chat_template() == expected
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", b"\xff\xfe".decode("latin-1")])
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, b"\xff\xfe".decode("latin-1")])
 def test_damaged_json_is_named(content: str, tmp_path: Path) -> None:
     files = resolve(str(write_checkpoint(tmp_path)))
     (tmp_path / "generation_config.json").write_text(content, encoding="latin-1")
