@@ -18,8 +18,8 @@ DURATION_SECONDS: Final = 15
 _RENEW_SECONDS: Final = 2
 _TRY_SECONDS: Final = 5
 """One slow answer of the API server leaves time for another try."""
-_GIVE_UP_SECONDS: Final = 10
-"""Without a renewal for so long the holder stops acting, before another may begin."""
+_GIVE_UP_SECONDS: Final = 12
+"""After the last renewal was asked for, the holder stops acting, before another may begin."""
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,14 @@ class Leader:
     async def lead(self, act: Callable[[], Awaitable[None]]) -> None:
         """Waits for the Lease, then runs `act` while it is held. Raises LostLease."""
         while True:
-            if await self._try():
+            asked_at = time.monotonic()
+            if await self._try(_TRY_SECONDS):
                 break
             await asyncio.sleep(_RENEW_SECONDS)
         self.holds = True
         log.info("%s acts from now on", self._identity)
         acting = asyncio.ensure_future(act())
-        renewing = asyncio.ensure_future(self._renew())
+        renewing = asyncio.ensure_future(self._renew(asked_at))
         try:
             done, _ = await asyncio.wait({acting, renewing}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -69,19 +70,20 @@ class Leader:
         except (ApiError, *UNREACHABLE) as error:
             log.warning("cannot release the lease: %r", error)
 
-    async def _renew(self) -> None:
-        renewed = time.monotonic()
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            if await self._try():
-                renewed = time.monotonic()
-            elif time.monotonic() - renewed > _GIVE_UP_SECONDS:
-                raise LostLease(f"the lease {self._namespace}/{LEASE_NAME} could not be renewed")
+    async def _renew(self, asked_at: float) -> None:
+        """`asked_at` is when the Lease was asked for: the API server may have written it at once,
+        and answered late. Raises LostLease."""
+        while (left := asked_at + _GIVE_UP_SECONDS - time.monotonic()) > 0:
+            await asyncio.sleep(min(_RENEW_SECONDS, left))
+            now = time.monotonic()
+            if await self._try(min(_TRY_SECONDS, asked_at + _GIVE_UP_SECONDS - now)):
+                asked_at = now
+        raise LostLease(f"the lease {self._namespace}/{LEASE_NAME} could not be renewed")
 
-    async def _try(self) -> bool:
-        """Takes or renews the Lease; whether it is ours."""
+    async def _try(self, seconds: float) -> bool:
+        """Takes or renews the Lease within so many seconds; whether it is ours."""
         try:
-            async with asyncio.timeout(_TRY_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._take()
         except Conflict:
             return False  # someone was faster
