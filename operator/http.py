@@ -1,7 +1,7 @@
 """`/healthz` and `/metrics` of the operator."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from aiohttp import web
@@ -13,14 +13,15 @@ _LATE_LISTS: Final = 3
 
 
 def unhealthy(
-    listed_at: dict[str, float | None], relist_seconds: float, started_at: float
+    listed_at: Iterable[tuple[str, float | None]], relist_seconds: float, started_at: float
 ) -> str | None:
     """Why an operator should be restarted: what it knows of the cluster is far too old. None if it
-    is well."""
+    is well. `listed_at` are kinds, once for each namespace, and when they were listed last; times
+    are those of `time.monotonic`."""
     oldest = time.monotonic() - _LATE_LISTS * relist_seconds
-    late = [
-        name for name, when in listed_at.items() if (started_at if when is None else when) < oldest
-    ]
+    late = dict.fromkeys(
+        name for name, when in listed_at if (started_at if when is None else when) < oldest
+    )
     return f"not listed for long: {', '.join(late)}" if late else None
 
 

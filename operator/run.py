@@ -206,10 +206,9 @@ class Operator:
             log.error("%s: cannot be reconciled", name, exc_info=error)
 
     def _why_unhealthy(self) -> str | None:
-        listed = {"inferenceservices": self._services.listed_at}
+        listed = [(PLURAL, self._services.listed_at)]
         for children in self._children:
-            for reflector in children.reflectors:
-                listed[reflector.resource.plural] = reflector.listed_at
+            listed += [(each.resource.plural, each.listed_at) for each in children.reflectors]
         return http.unhealthy(listed, self._settings.relist_seconds, self._started_at)
 
     async def _report_metrics(self) -> None:

@@ -1,0 +1,18 @@
+"""When the operator says that it should be started again."""
+
+import time
+
+from pagelet.operator.http import unhealthy
+
+
+def test_what_was_listed_long_ago_in_one_namespace_is_not_made_good_by_another() -> None:
+    now = time.monotonic()
+    listed = [("pods", now - 1000), ("services", now), ("pods", now), ("pods", now - 2000)]
+    assert unhealthy(listed, 240, now - 5000) == "not listed for long: pods"
+    assert unhealthy(listed, 1000, now - 5000) is None
+
+
+def test_a_first_list_has_as_much_time_as_the_next_ones() -> None:
+    now = time.monotonic()
+    assert unhealthy([("pods", None)], 240, now - 100) is None
+    assert unhealthy([("pods", None)], 240, now - 1000) == "not listed for long: pods"
