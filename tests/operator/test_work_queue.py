@@ -1,58 +1,79 @@
 """Keys come once, one at a time, and again after a failure."""
 
 import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
 
 from pagelet.operator.work_queue import WorkQueue
 
+SECONDS = 30
+"""For what must come, however busy the machine is."""
 
-async def drive(queue: WorkQueue[str], seconds: float, workers: int = 4) -> list[str]:
-    """Runs a queue for a while; the keys whose work failed."""
+
+@contextlib.asynccontextmanager
+async def working(queue: WorkQueue[str], workers: int = 4) -> AsyncIterator[list[str]]:
+    """Runs a queue; the keys whose work failed."""
     failed: list[str] = []
     running = asyncio.ensure_future(queue.run(workers, lambda key, error: failed.append(key)))
-    await asyncio.sleep(seconds)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    return failed
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield failed
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_key_that_waits_is_worked_on_once() -> None:
     done: Counter[str] = Counter()
+    last = asyncio.Event()
 
     async def work(key: str) -> None:
         done[key] += 1
+        if key == "last":
+            last.set()
 
     queue = WorkQueue(work)
     for key in ["a", "b", "a", "a"]:
         queue.add(key)
     for _ in range(5):
         queue.add_later("c", 0.01)
-    assert await drive(queue, 0.2) == []
-    assert done == {"a": 1, "b": 1, "c": 1}
+    queue.add_later("last", 0.02)
+    async with working(queue) as failed:
+        await last.wait()
+    assert failed == []
+    assert done == {"a": 1, "b": 1, "c": 1, "last": 1}
     assert len(queue) == 0
 
 
 async def test_a_key_is_never_worked_on_twice_at_a_time_and_none_is_forgotten() -> None:
-    running: Counter[str] = Counter()
     seen: list[int] = []
-    version = 0
+    version, at_work = 1, 0
+    begun, may_end, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work(key: str) -> None:
-        running[key] += 1
-        assert running[key] == 1
+        nonlocal at_work
+        at_work += 1
+        assert at_work == 1
         read = version
-        await asyncio.sleep(0.02)
+        begun.set()
+        await may_end.wait()
         seen.append(read)
-        running[key] -= 1
+        at_work -= 1
+        if read == 10:
+            over.set()
 
     queue = WorkQueue(work)
-    working = asyncio.ensure_future(drive(queue, 0.5))
-    for version in range(1, 11):  # noqa: B007
-        queue.add("a")
-        await asyncio.sleep(0.005)
-    assert await working == []
-    assert seen[-1] == 10, "the last change came while an earlier one was worked on"
-    assert len(seen) < 10
+    queue.add("a")
+    async with working(queue) as failed:
+        await begun.wait()
+        for version in range(2, 11):  # noqa: B007
+            queue.add("a")
+            await asyncio.sleep(0)
+        may_end.set()
+        await over.wait()
+    assert failed == []
+    assert seen == [1, 10], "all changes that came meanwhile are looked at together"
 
 
 async def test_a_failure_is_told_and_tried_again() -> None:
@@ -68,24 +89,26 @@ async def test_a_failure_is_told_and_tried_again() -> None:
 
     queue = WorkQueue(work)
     queue.add("a")
-    working = asyncio.ensure_future(drive(queue, 5))
-    await asyncio.wait_for(succeeded.wait(), 30)
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
-    assert attempts == 2
+    async with working(queue) as failed:
+        await succeeded.wait()
+    assert (attempts, failed) == (2, ["a"])
 
 
 async def test_what_was_asked_for_sooner_comes_first() -> None:
     order: list[str] = []
+    over = asyncio.Event()
 
     async def work(key: str) -> None:
         order.append(key)
+        if len(order) == 3:
+            over.set()
 
     queue = WorkQueue(work)
-    queue.add_later("late", 0.2)
+    queue.add_later("late", 0.1)
     queue.add_later("later", 60)
-    queue.add_later("later", 0.3)
+    queue.add_later("later", 0.2)
     queue.add_later("soon", 0.05)
     queue.add_later("late", 60)
-    await drive(queue, 1.0)
+    async with working(queue):
+        await over.wait()
     assert order == ["soon", "late", "later"]
