@@ -3,55 +3,39 @@ Kubernetes' types that a pod template is made of.
 
 Lists whose entries have a key are merged entry by entry; other lists are replaced. A null removes
 a field; `$patch: delete` in an entry removes the entry of its key, and `$patch: replace` puts the
-patch in the place of what is there. The keys are those of Kubernetes' API types.
+patch in the place of what is there. A patch's shape was checked before
+(`pagelet.protocol.inference_service.pod_template`).
 """
 
 import copy
-from typing import Any, Final
+from typing import Any
 
-from pagelet.operator.planning.objects import Object
-
-_DIRECTIVE: Final = "$patch"
-_MERGE_KEYS: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "volumes": "name",
-    "imagePullSecrets": "name",
-    "env": "name",
-    "resizePolicy": "resourceName",
-    "ports": "containerPort",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-    "schedulingGates": "name",
-    "resourceClaims": "name",
-}
+from pagelet.operator.planning.objects import MANAGED_BY_LABEL, MANAGER, Object
+from pagelet.protocol.inference_service.pod_template import DIRECTIVE, MERGE_KEYS
 
 
 def merge_pod_template(template: Object, patch: Object, selector: dict[str, str]) -> Object:
     """A pod template with a user's patch over it. The labels of `selector` stay, as else the pods
-    would not be the Deployment's."""
+    would not be the Deployment's, and that by which the operator finds them."""
     merged = strategic_merge(template, patch)
     labels = merged.setdefault("metadata", {}).setdefault("labels", {})
-    labels.update(selector)
+    labels.update(selector | {MANAGED_BY_LABEL: MANAGER})
     return merged
 
 
 def strategic_merge(base: Object, patch: Object) -> Object:
     """`base` with `patch` over it; neither is changed."""
-    if patch.get(_DIRECTIVE) == "replace":
-        return {key: copy.deepcopy(value) for key, value in patch.items() if key != _DIRECTIVE}
+    if patch.get(DIRECTIVE) == "replace":
+        return {key: copy.deepcopy(value) for key, value in patch.items() if key != DIRECTIVE}
     merged = copy.deepcopy(base)
     for key, value in patch.items():
-        if value is None or (isinstance(value, dict) and value.get(_DIRECTIVE) == "delete"):
+        if value is None or (isinstance(value, dict) and value.get(DIRECTIVE) == "delete"):
             merged.pop(key, None)
         elif isinstance(value, dict):
             there = merged.get(key)
             merged[key] = strategic_merge(there if isinstance(there, dict) else {}, value)
-        elif isinstance(value, list) and key in _MERGE_KEYS:
-            merged[key] = _merge_lists(merged.get(key) or [], value, _MERGE_KEYS[key])
+        elif isinstance(value, list) and _has_entries(value, MERGE_KEYS.get(key)):
+            merged[key] = _merge_lists(merged.get(key) or [], value, MERGE_KEYS[key])
         else:
             merged[key] = copy.deepcopy(value)
     return merged
@@ -64,7 +48,7 @@ def _merge_lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     patched = [
         (places.get(entry.get(key), -1), entry)
         for entry in patch
-        if entry.get(_DIRECTIVE) != "delete"
+        if entry.get(DIRECTIVE) != "delete"
     ]
     named = {entry.get(key) for entry in patch}
     untouched = [(place, other) for place, other in enumerate(base) if other.get(key) not in named]
@@ -79,5 +63,13 @@ def _merge_lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     return merged
 
 
+def _has_entries(value: list[Any], key: str | None) -> bool:
+    """Whether a list is merged by a key, and not another one of the same name, as in a field that
+    Kubernetes does not have."""
+    return key is not None and all(
+        isinstance(entry, dict) and not isinstance(entry.get(key), dict | list) for entry in value
+    )
+
+
 def _is_replace(entry: Object) -> bool:
-    return entry == {_DIRECTIVE: "replace"}
+    return entry == {DIRECTIVE: "replace"}

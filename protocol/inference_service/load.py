@@ -122,7 +122,7 @@ def _convert(body: Mapping[str, Any]) -> InferenceService:
     return InferenceService(
         name=metadata["name"],
         namespace=metadata.get("namespace"),
-        spec=msgspec.convert(_without_nulls(body["spec"]), ServiceSpec),
+        spec=msgspec.convert(_without_nulls(body["spec"], spec_schema()), ServiceSpec),
     )
 
 
@@ -137,11 +137,18 @@ def _problems_of_service(body: Mapping[str, Any]) -> Iterator[Problem]:
         yield from validate(spec, spec_schema(), ("spec",))
 
 
-def _without_nulls(value: Any) -> Any:
-    """A null is a field left out, also for `msgspec`."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _without_nulls(value: Any, schema: Schema) -> Any:
+    """A null is a field left out, also for `msgspec`; but in a patch it takes a field away."""
+    if isinstance(value, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        of = schema.get("properties", {})
+        return {
+            name: _without_nulls(item, of.get(name) or schema["additionalProperties"])
+            for name, item in value.items()
+            if item is not None
+        }
+    if isinstance(value, list) and "items" in schema:
+        return [_without_nulls(item, schema["items"]) for item in value]
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pagelet.protocol.inference_service.engine_rules import ENGINE_RULES
 from pagelet.protocol.inference_service.exposure import ServiceExposure
 from pagelet.protocol.inference_service.model_rules import MODEL_RULES
 from pagelet.protocol.inference_service.parts import IntOrPercent, Part
+from pagelet.protocol.inference_service.pod_template import pod_template_problems
 from pagelet.protocol.inference_service.rollout import Rollout
 from pagelet.protocol.inference_service.rule import Rule
 from pagelet.protocol.inference_service.service import Canary, InferenceService, ServiceSpec
@@ -36,6 +37,13 @@ def violations(service: InferenceService) -> Iterator[tuple[tuple[str | int, ...
     ):
         yield ("spec", "model", "adapters"), ADAPTER_NAME_MESSAGE
     yield from _violations(service.spec, ("spec",))
+    # What stands in free-form fields is beyond CEL.
+    for path, template, worker in (
+        (("spec", "podTemplate"), service.spec.pod_template, "agent"),
+        (("spec", "router", "podTemplate"), service.spec.router.pod_template, "router"),
+    ):
+        for problem in pod_template_problems(template, worker, path):
+            yield problem.path, problem.words
     scaling = service.spec.autoscaling
     for index, entry in enumerate(scaling.schedule if scaling is not None else ()):
         # Calendars and time zones are beyond CEL.

@@ -213,7 +213,13 @@ def test_without_a_prefix_cache_no_events_are_published() -> None:
 
 def test_a_pod_template_is_merged_and_cannot_take_the_pods_away() -> None:
     template = {
-        "metadata": {"labels": {"pagelet.dev/service": "other", "team": "a"}},
+        "metadata": {
+            "labels": {
+                "pagelet.dev/service": "other",
+                "app.kubernetes.io/managed-by": "Helm",
+                "team": "a",
+            }
+        },
         "spec": {
             "priorityClassName": "high",
             "containers": [
@@ -232,6 +238,7 @@ def test_a_pod_template_is_merged_and_cannot_take_the_pods_away() -> None:
     labels = merged["metadata"]["labels"]
     assert labels["team"] == "a"
     assert deployment["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["app.kubernetes.io/managed-by"] == "pagelet-operator", "the operator sees it"
 
 
 def test_exposure_makes_what_was_asked_for() -> None:
