@@ -48,7 +48,6 @@ class RouterState:
         self.models = ModelTable(config.models)
         self.metrics: RouterMetrics = before.metrics if before else RouterMetrics()
         self.explanations: Explanations = before.explanations if before else Explanations()
-        self.spans = open_sink(SERVICE_NAME)
         self.budget = RetryBudget(config.proxy.retry_budget)
         self.replica_headers = _authorization(_path(config.replica_api_key_file))
         self.pools: dict[PoolRef, ReplicaPool] = {}
@@ -57,6 +56,7 @@ class RouterState:
             for pool_number, pool in enumerate(route.pools):
                 ref = PoolRef(route_number, pool_number)
                 self._add_pool(ref, pool, route.shared_prefixes)
+        self.spans = open_sink(SERVICE_NAME)  # last: it has a thread, which nobody else would end
         self._loading: dict[PoolRef, asyncio.Task[None]] = {}
         self.draining = False
         self.open_requests = 0

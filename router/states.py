@@ -97,6 +97,8 @@ async def follow_file(states: States, path: Path, counters: CounterTable) -> Non
                     _log.info("%s has changed and is in force", path)
             except (OSError, ValueError) as error:  # msgspec's errors are some
                 _log.error("%s: %s; the configuration before it stays in force", path, error)
+            except Exception:  # the next one may be right
+                _log.exception("%s: the configuration before it stays in force", path)
         await asyncio.sleep(_LOOK_EVERY)
 
 

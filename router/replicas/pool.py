@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from pagelet.protocol.router import ProxyOptions, RoutingOptions
 from pagelet.router.queue.waiting_room import WaitingRoom
@@ -17,6 +18,8 @@ from pagelet.router.upstream.client import ConnectFailed
 from pagelet.router.upstream.connection import Headers, UpstreamError
 
 _log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_SECONDS: Final = 1.0
 
 
 class ReplicaLeaves(UpstreamError):
@@ -136,9 +139,15 @@ class ReplicaPool:
     # What discovery and probes tell.
 
     async def _watch(self, number: int, discovery: Discovery) -> None:
-        async for endpoints in discovery.watch():
-            self._found[number] = endpoints
-            self._take_set([endpoint for found in self._found for endpoint in found])
+        while True:
+            try:
+                async for endpoints in discovery.watch():
+                    self._found[number] = endpoints
+                    self._take_set([endpoint for found in self._found for endpoint in found])
+                return  # a fixed set
+            except Exception:  # a router that looks no more would lose one replica after the other
+                _log.exception("the replicas of pool %s cannot be told; looking again", self.name)
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     def _take_set(self, endpoints: Sequence[Endpoint]) -> None:
         wanted = {endpoint.id: endpoint for endpoint in endpoints}

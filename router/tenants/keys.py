@@ -77,7 +77,11 @@ class TenantDirectory:
         """Refreshes for ever, off the event loop: a long file takes a while to read."""
         while True:
             await asyncio.sleep(interval)
-            await asyncio.to_thread(self.refresh)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception:  # else no key could be taken back any more
+                self.broken = True
+                _log.exception("the file of tenants cannot be read, the last stays in force")
 
     def _read(self, watched: WatchedPath) -> None:
         try:

@@ -149,6 +149,30 @@ async def test_the_file_is_looked_at_again_and_again(tmp_path):
     task.cancel()
 
 
+async def test_a_fault_that_nobody_expected_is_not_the_last_look(tmp_path, monkeypatch):
+    file = write(tmp_path / "keys.json", tenant("acme", "old"))
+    directory = TenantDirectory(file, DEFAULTS)
+
+    def fail(*_, **__):
+        raise RuntimeError("odd")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagelet.router.tenants.keys.read_key_files", fail)
+        task = asyncio.create_task(directory.keep_fresh(interval=0.01))
+        write(file, tenant("acme", "newer"))
+        async with asyncio.timeout(30):
+            while not directory.broken:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert directory.identify("Bearer old").name == "acme"
+    write(file, tenant("acme", "newest"))
+    async with asyncio.timeout(30):
+        while status_of(directory, "Bearer newest") == 401:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert status_of(directory, "Bearer old") == 401
+    assert not directory.broken
+    task.cancel()
+
+
 def test_a_folder_has_a_file_for_each_tenant(tmp_path):
     (tmp_path / "acme").write_text(f"keys: [{{hash: '{entry('k1')['hash']}'}}]\n")
     (tmp_path / "umbrella.yaml").write_text(
