@@ -13,8 +13,13 @@ A, B = Endpoint("a", "http://127.0.0.1:1"), Endpoint("b", "http://127.0.0.1:2")
 
 
 def write(path, *endpoints) -> None:
+    replace(path, json.dumps([{"id": each.id, "url": each.url} for each in endpoints]))
+
+
+def replace(path, text) -> None:
+    """In one step: half of a text would be one complaint more."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps([{"id": each.id, "url": each.url} for each in endpoints]))
+    new.write_text(text)
     new.rename(path)
 
 
@@ -30,21 +35,27 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
     sets = FileDiscovery(path).watch()
 
     async def following():
-        return await asyncio.wait_for(anext(sets), 10)
+        return await asyncio.wait_for(anext(sets), 60)
+
+    async def complained(times):
+        async with asyncio.timeout(30):
+            while caplog.text.count("waiting for a good one") < times:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     first = asyncio.create_task(following())
-    await asyncio.sleep(0.3)
+    await complained(1)
     write(path, A)
     assert await first == [A]
     changed = asyncio.create_task(following())
     twice = json.dumps([{"id": "a", "url": "u"}] * 2)
     split = json.dumps([{"id": "a\r\nSet-Cookie: b", "url": "u"}])
-    for bad in ("[{", '[{"id": "a"}]', twice, split, '[{"x": ' + "[" * 10_000):
-        path.write_text(bad)
-        await asyncio.sleep(0.3)
+    bads = ("[{", '[{"id": "a"}]', twice, split, '[{"x": ' + "[" * 10_000)
+    for number, bad in enumerate(bads, 2):
+        replace(path, bad)
+        await complained(number)
         assert not changed.done()
     path.unlink()
-    await asyncio.sleep(0.3)
+    await complained(7)
     write(path, B, A)
     assert await changed == [B, A]
     assert caplog.text.count("waiting for a good one") == 7
