@@ -104,7 +104,8 @@ class Reconciler:
             await self._report(body, await self._observe(key, body, service, asked, refusals))
         if refusals:
             raise Refused("; ".join(refusals))
-        return any(waits_silently(pod) for pod in self._children.pods(key))
+        silent = any(waits_silently(pod) for pod in self._children.pods(key))
+        return silent or bool(self._lacking_pods(key))
 
     async def _apply(self, key: Key, body: Object, service: InferenceService) -> list[str]:
         """What the API server refused, in words."""
@@ -214,6 +215,8 @@ class Reconciler:
         for pod in pods:
             if waits_silently(pod) and pod_problem(pod) is None:
                 warnings[pod["metadata"]["name"]] = await self._warnings(pod)
+        for lacking in self._lacking_pods(key):
+            warnings[lacking["metadata"]["name"]] = await self._warnings(lacking)
         observed = Observed(
             deployments=self._children.deployments(key),
             groups=self._groups(key),
@@ -233,8 +236,19 @@ class Reconciler:
         previous = _status_of(body).conditions
         return compute_status(service, _generation(body), observed, previous, _now())
 
-    async def _warnings(self, pod: Object) -> list[str]:
-        metadata = pod["metadata"]
+    def _lacking_pods(self, key: Key) -> list[Object]:
+        """StatefulSets some of whose pods were not made. Unlike a Deployment's, their status does
+        not say why."""
+        lacking = {
+            group.name
+            for group in itertools.chain.from_iterable(self._groups(key).values())
+            if len(group.pods) < group.size
+        }
+        sets = self._children.stateful_sets(key)
+        return [made for made in sets if made["metadata"]["name"] in lacking]
+
+    async def _warnings(self, about: Object) -> list[str]:
+        metadata = about["metadata"]
         selector = f"involvedObject.uid={metadata['uid']},type=Warning"
         events, _ = await self._client.list_all(
             EVENTS, metadata["namespace"], fieldSelector=selector

@@ -1,7 +1,8 @@
 """A service's status from what is there: a pure function."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pagelet.operator.groups import Group
 from pagelet.operator.kube.resources import Object
@@ -16,7 +17,12 @@ from pagelet.operator.planning.objects import (
     selector,
 )
 from pagelet.operator.replicas import is_of
-from pagelet.operator.status.problems import Problem, is_downloading, pod_problem
+from pagelet.operator.status.problems import (
+    Problem,
+    creation_problem,
+    is_downloading,
+    pod_problem,
+)
 from pagelet.protocol.inference_service.options import in_fields
 from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.inference_service.status import (
@@ -41,7 +47,7 @@ class Observed:
     """What groups that are up to date were made from, by revision."""
     pods: Sequence[Object]
     warnings: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """Messages of a pod's events, by the pod's name."""
+    """Messages of events of pods that wait, and of StatefulSets that lack pods, by name."""
     refusals: Sequence[str] = ()
     """What the API server said of objects that it did not take."""
     rates: Sequence[ReplicaRates] = ()
@@ -140,7 +146,26 @@ def _problems(service: InferenceService, observed: Observed, component: Componen
         if (problem := pod_problem(pod, observed.warnings.get(name, ()))) is not None:
             words = in_fields(problem.message, service, labels.get(REVISION_LABEL, "stable"))
             found.add(dataclasses.replace(problem, message=words))
-    return sorted(found)
+    return sorted({*found, *_creation_problems(service, observed, component)})
+
+
+def _creation_problems(
+    service: InferenceService, observed: Observed, component: Component
+) -> Iterator[Problem]:
+    """What kept pods from being made at all."""
+    if component == "router":
+        names = [router_name(service.name)]
+    else:
+        names = [agent_name(service.name, revision.name) for revision in service.revisions]
+        for group in itertools.chain.from_iterable(observed.groups.values()):
+            for words in observed.warnings.get(group.name, ())[-1:]:
+                yield creation_problem(f"StatefulSet {group.name}", words)
+    for name in names:
+        status = observed.deployments.get(name, {}).get("status") or {}
+        for condition in status.get("conditions") or ():
+            if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+                words = condition.get("message") or condition.get("reason") or ""
+                yield creation_problem(f"Deployment {name}", words)
 
 
 def _counts(observed: Observed, name: str) -> _Counts:

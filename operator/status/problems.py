@@ -27,6 +27,10 @@ _OF_THE_SPEC: Final = {
     "ModelUnavailable",
 }
 _MOST_CHARACTERS: Final = 600
+_OF_POD: Final = re.compile(
+    r'^([Cc]reate Pod \S+ in StatefulSet \S+ failed error: )?pods "[^"]*" is forbidden: '
+)
+"""Its name is another at each attempt."""
 
 
 _MISSING: Final = re.compile(r'(secret|configmap|persistentvolumeclaim)s? "[^"]+" not found')
@@ -61,6 +65,12 @@ def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
     for warning in reversed(list(warnings)):
         return Problem("CannotStart", f"pod {name}: {_short(warning)}")
     return None
+
+
+def creation_problem(owner: str, words: str) -> Problem:
+    """What keeps a Deployment or StatefulSet from making its pods, in the words that its controller
+    was told: a quota, a LimitRange, a pod security level."""
+    return Problem("PodsRefused", f"{owner} cannot make pods: {_short(_OF_POD.sub('', words))}")
 
 
 def waits_silently(pod: Object) -> bool:

@@ -150,6 +150,47 @@ def test_a_rollout_that_stands_still_is_told() -> None:
     assert found["Ready"].status == "True"
 
 
+@pytest.mark.parametrize("of", ["agents", "router"])
+def test_pods_that_cannot_be_made_are_told_of(of: str) -> None:
+    words = 'pods "service-7d9-x2c" is forbidden: exceeded quota: team, requested: pods=1'
+    refused = {"type": "ReplicaFailure", "status": "True", "message": words}
+
+    def found_with(ready: int) -> Condition:
+        made = deployment(replicas=ready, ready=ready, updated=0, conditions=[refused])
+        return status_of(**{of: made})[1]["Ready"]  # type: ignore[arg-type]
+
+    told = f"Deployment service-{of.removesuffix('s')} cannot make pods: "
+    none, old = found_with(0), found_with(1)
+    assert (none.status, none.reason) == ("False", "PodsRefused")
+    assert none.message == f"{told}exceeded quota: team, requested: pods=1"
+    assert (old.status, old.reason) == ("True", "Degraded"), "the old replicas stay"
+    assert told in old.message
+
+
+def test_a_group_that_lacks_pods_tells_why() -> None:
+    group = Group(
+        name="service-agent-0",
+        revision="stable",
+        index=0,
+        size=2,
+        template="new",
+        created=NOW,
+        members=None,
+        pods=[],
+    )
+    words = 'Create Pod a-0 in StatefulSet a failed error: pods "a-0" is forbidden: no pods here'
+    _, found = status_of(
+        service=make_service(engine={"nodes": 2, "tensorParallelSize": 2}),
+        groups={"stable": [group]},
+        templates={"stable": "new"},
+        warnings={"service-agent-0": ["an older one", words]},
+    )
+    assert found["ModelLoaded"].reason == found["Degraded"].reason == "PodsRefused"
+    assert found["Degraded"].message == (
+        "StatefulSet service-agent-0 cannot make pods: no pods here"
+    )
+
+
 def test_a_model_is_downloaded_then_loaded() -> None:
     none_ready = deployment(ready=0)
     init = [{"name": "fetch-model", "state": {"running": {}}}]
