@@ -118,7 +118,12 @@ class Server:
     async def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                returncode = await self._live_once()
+                try:
+                    returncode = await self._live_once()
+                except OSError as error:  # no memory, process or file is left for it
+                    self.reason = f"cannot be started: {error.strerror or error}"
+                    await self._back_off(self.reason)
+                    continue
                 if self._stopping.is_set():
                     words = "drained" if returncode == 0 else describe_exit(returncode)
                     log.info("%s: ended (%s)", self.name, words)
@@ -130,7 +135,7 @@ class Server:
             self.ended.set()
 
     async def _live_once(self) -> int:
-        """From a start to its exit code."""
+        """From a start to its exit code. Raises OSError if it cannot be started now."""
         self._ready_since = None
         self._set_phase(Phase.STARTING)
         command = await Command.start(
@@ -159,11 +164,15 @@ class Server:
             self._set_phase(Phase.FAILED)
             await self._stopping.wait()
             return
+        told = f"{ended}: {last_words}" if last_words else ended
+        await self._back_off(f"ended with {told}")
+
+    async def _back_off(self, what: str) -> None:
+        """Waits for longer and longer, or until it is to stop; `what` happened to it."""
         delay = self._backoff.record_failure(self.ready_seconds)
         log.error(
-            "%s: ended with %s; starting it again in %g s (failure %d in a row)",
-            *(self.name, f"{ended}: {last_words}" if last_words else ended),
-            *(delay, self._backoff.failures),
+            "%s: %s; starting it again in %g s (failure %d in a row)",
+            *(self.name, what, delay, self._backoff.failures),
         )
         self._set_phase(Phase.BACKING_OFF)
         try:

@@ -1,0 +1,68 @@
+"""A server process that cannot be started, or ends, is started again."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagelet.local import server as module
+from pagelet.local.log_files import RotatingLog
+from pagelet.local.rollout import Phase
+from pagelet.local.server import Server
+
+
+class Running:
+    """In place of a process: it runs until it is told to end."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.ends = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.ends.wait()
+        return 0
+
+    def terminate(self) -> None:
+        self.ends.set()
+
+    kill = terminate
+
+
+async def test_one_for_which_nothing_is_left_is_started_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[tuple[Phase, str]] = []
+    runs = asyncio.Event()
+    failures = [OSError(11, "Resource temporarily unavailable")] * 2
+
+    async def start(*_: Any) -> Running:
+        if failures:
+            raise failures.pop()
+        runs.set()
+        return Running()
+
+    monkeypatch.setattr(module.Command, "start", start)
+    server = Server(
+        "router",
+        [],
+        1,
+        RotatingLog(tmp_path / "router.log"),
+        environment={},
+        startup_seconds=60,
+        drain_seconds=1,
+        on_change=lambda: phases.append((server.phase, server.reason)),
+    )
+    server.begin()
+    async with asyncio.timeout(60):
+        await runs.wait()
+        server.drain()
+        await server.ended.wait()
+    why = "cannot be started: Resource temporarily unavailable"
+    assert phases == [
+        *[(Phase.BACKING_OFF, why), (Phase.STARTING, why)] * 2,
+        (Phase.DRAINING, why),
+        (Phase.STOPPED, why),
+    ]
+    assert server.restarts == 2
