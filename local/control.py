@@ -73,7 +73,13 @@ def call(path: str, call: Call, result_type: type[T]) -> T:
         raise ControlError(f"the supervisor does not answer: {error}") from None
     if not line:
         raise ControlError("the supervisor ended meanwhile")
-    answer = msgspec.json.decode(line, type=Answer)
-    if answer.error is not None:
-        raise ControlError(answer.error)
-    return msgspec.json.decode(answer.result, type=result_type)
+    try:
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error is not None:
+            raise ControlError(answer.error)
+        return msgspec.json.decode(answer.result, type=result_type)
+    except msgspec.MsgspecError as error:
+        raise ControlError(
+            "the supervisor is of another version of Pagelet, or ended meanwhile; end it with that "
+            f"version's `pagelet down` ({error})"
+        ) from None

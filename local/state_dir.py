@@ -8,6 +8,7 @@ path, as unix sockets need.
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import msgspec
 
 from pagelet.local.log_files import SUFFIX
 from pagelet.process.atomic import write_atomically
+
+_LOOK_SECONDS = 0.5
+"""Far longer than whoever looks whether the directory is held shares its lock."""
 
 
 class AlreadyRuns(Exception):
@@ -60,10 +64,8 @@ class StateDir:
         self.create()
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AlreadyRuns from None
+            if not _locked(fd):
+                raise AlreadyRuns
             self._owner.unlink(missing_ok=True)  # of one that was killed
             yield
             self._owner.unlink(missing_ok=True)
@@ -77,7 +79,7 @@ class StateDir:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -114,6 +116,20 @@ class StateDir:
     @property
     def _owner(self) -> Path:
         return self.path / "owner.json"
+
+
+def _locked(fd: int) -> bool:
+    """Takes the lock for this process, unless another one holds it."""
+    until = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def _by_name_and_number(path: Path) -> tuple[str, int]:

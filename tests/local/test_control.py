@@ -1,9 +1,11 @@
 """The control socket and the state directory between processes."""
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ async def test_calls_are_answered_and_errors_passed_on(tmp_path: Path) -> None:
         writer.write(b'{"command": "nothing"}\n')
         assert b"Invalid enum value 'nothing'" in await reader.readline()
         writer.close()
+        with pytest.raises(ControlError, match="another version"):
+            await asyncio.to_thread(call, path, scale, dict[str, int])
     with pytest.raises(ControlError, match="does not answer"):
         await asyncio.to_thread(call, path, scale, dict[str, Any])
 
@@ -70,6 +74,20 @@ def test_one_holds_a_state_directory_until_it_ends_however_it_ends(tmp_path: Pat
     assert state.owner() is None
     with state.hold():
         assert state.owner() is None, "what a killed one left counts for nothing"
+
+
+def test_one_that_looks_keeps_nobody_from_holding_it(tmp_path: Path) -> None:
+    """As `pagelet up --detach` does, again and again, while what it has started begins."""
+    state = StateDir(tmp_path)
+    state.create()
+    looks = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    assert not state.is_held()
+    released = threading.Timer(0.1, os.close, [looks])
+    released.start()
+    with state.hold():
+        assert state.is_held()
+    released.join()
 
 
 def test_a_log_goes_with_what_was_rotated_away(tmp_path: Path) -> None:
