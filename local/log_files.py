@@ -12,6 +12,8 @@ from typing import IO
 _MOST_BYTES = 10 << 20
 _KEPT_FILES = 3
 _TAIL_LINES = 30
+_LONGEST_LINE = 1 << 20
+"""In bytes; what goes on after that is another line."""
 _POLL_SECONDS = 0.25
 SUFFIX = ".log"
 
@@ -46,6 +48,8 @@ class RotatingLog:
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._write_line(line.decode(errors="replace"))
+        if len(self._partial) > _LONGEST_LINE:
+            self.flush()
 
     def flush(self) -> None:
         """Ends a line that was begun."""

@@ -26,6 +26,15 @@ def test_output_in_any_pieces_is_the_same_log(
     assert log.tail == expected.split("\n")[:-1]
 
 
+def test_a_line_without_an_end_is_not_kept_in_memory(tmp_path: Path) -> None:
+    log = RotatingLog(tmp_path / "a.log")
+    for _ in range(48):
+        log.write(b"x" * (64 << 10))
+    assert (tmp_path / "a.log").stat().st_size > 2 << 20
+    log.close()
+    assert (tmp_path / "a.log").read_text().count("x") == 3 << 20
+
+
 def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "_MOST_BYTES", 100)
     log = RotatingLog(tmp_path / "a.log")
