@@ -276,8 +276,17 @@ def _problems_of_model(where: FieldPath, model: ModelSpec, manifest: Manifest) -
         )
         yield Problem((*where, "chatTemplate", "configMap"), words)
     for each in credentials(model):
-        if not each.is_optional and _secret(each.secret, manifest) is None:
-            yield _missing_secret((*where, "credentialsSecret"), each.secret)
+        found = _secret(each.secret, manifest)
+        at = (*where, "credentialsSecret")
+        if found is None:
+            if not each.is_optional:
+                yield _missing_secret(at, each.secret)
+        elif not _is_text(found):
+            words = (
+                f"the entry {each.secret.key} of the Secret {each.secret.name} is no text, as a "
+                "credential is: write it in stringData"
+            )
+            yield Problem(at, words)
 
 
 def _router(service: InferenceService) -> tuple[RouterSpec, SecretKey | None]:
@@ -297,6 +306,14 @@ def _missing_secret(where: FieldPath, key: SecretKey) -> Problem:
         "with it in stringData"
     )
     return Problem(where, words)
+
+
+def _is_text(value: bytes) -> bool:
+    """Whether it can be the value of an environment variable."""
+    try:
+        return "\0" not in value.decode()
+    except UnicodeDecodeError:
+        return False
 
 
 def _chat_template(model: ModelSpec, manifest: Manifest) -> str | None:

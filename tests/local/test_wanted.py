@@ -124,6 +124,19 @@ def test_secrets_come_from_the_same_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["//79", "YQBi"], ids=["no UTF-8", "a NUL"])
+def test_a_credential_that_is_no_text_is_refused(tmp_path: Path, value: str) -> None:
+    asks = (
+        "apiVersion: pagelet.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: a}\n"
+        "spec: {model: {uri: 'hf://org/name', credentialsSecret: {name: hub, key: HF_TOKEN}}}\n"
+    )
+    secret = "{apiVersion: v1, kind: Secret, metadata: {name: hub}, data: {HF_TOKEN: " + value
+    [problem] = problems(tmp_path, asks, secret + "}}\n")
+    assert (
+        "spec.model.credentialsSecret: the entry HF_TOKEN of the Secret hub is no text" in problem
+    )
+
+
 def test_a_bucket_is_told_by_the_environment_of_its_replicas_alone(tmp_path: Path) -> None:
     model = "{uri: 's3://models/m', s3: {region: eu-central-1}, credentialsSecret: {name: bucket}}"
     asks = (
