@@ -33,6 +33,7 @@ from pagelet.engine.runner.draft_model import (
     check_draft,
 )
 from pagelet.engine.runner.graphs import (
+    Forward,
     GraphBackend,
     GraphForward,
     choose_capture_sizes,
@@ -78,6 +79,10 @@ from pagelet.protocol.config import EngineOptions, SchedulerOptions
 class ModelRunner:
     """One rank's model, KV cache and state rows."""
 
+    _forward: Forward
+    _adapted_forward: Forward
+    """Of steps with adapters."""
+
     def __init__(
         self,
         options: EngineOptions,
@@ -101,22 +106,16 @@ class ModelRunner:
         cannot be built so, a checkpoint does not fit it, or memory does not suffice.
         """
         self._num_tokens = min(config.vocab_size, num_real_tokens or config.vocab_size)
-        tp, self._pp = ranks.tp, ranks.pp
+        tp, pp = ranks.tp, ranks.pp
+        self._pp = pp
         self.device = choose_device(options.device, device_index)
         check_kernels_run(self.device)
         self.dtype = choose_dtype(options.model, config.checkpoint_dtype, self.device)
         compile_kernels(self.device, stage)
-        limit_threads(options.cpu, tp.size * ranks.pp.size, self.device)
+        limit_threads(options.cpu, tp.size * pp.size, self.device)
         self._options, self._max_model_len = options, max_model_len
-        lora: LoraBatch | None = None
-        if options.lora.enabled:
-            lora = LoraBatch(
-                options.lora.max_cpu_loras,
-                options.lora.max_rank,
-                options.scheduler.max_num_batched_tokens,
-                self.device,
-            )
-        loaded = load_model(
+        lora = self._make_lora()
+        self._loaded = load_model(
             config,
             weights,
             options,
@@ -126,15 +125,13 @@ class ModelRunner:
             ranks=ranks,
             lora=lora,
         )
-        self._model = loaded.model
-        self._adapters: Adapters | None = None
-        if lora is not None:
-            self._adapters = Adapters(self._model, lora)
+        self._model = self._loaded.model
+        self._adapters = None if lora is None else Adapters(self._model, lora)
         stage("making the KV cache")
         block_size = options.cache.block_size
-        layers = stage_layers(config.num_layers, ranks.pp.stage, ranks.pp.size)
-        page = PageShape.of(config, block_size, loaded.kv_dtype, tp.size)
-        self.layout = stage_layout(kv_layout(config, page), layers)
+        self._layers = stage_layers(config.num_layers, pp.stage, pp.size)
+        self._page = PageShape.of(config, block_size, self._loaded.kv_dtype, tp.size)
+        self.layout = stage_layout(kv_layout(config, self._page), self._layers)
         own_bytes = self._model.weight_bytes
         self._draft: DraftModel | None = None
         loaded_draft: LoadedDraft | None = None
@@ -149,30 +146,16 @@ class ModelRunner:
         )
         self._copies = make_copies(self.device)
         graphs = graphs or make_graph_backend(options.cuda, self.device)
-        if ranks.pp.size > 1:
+        if pp.size > 1:
             graphs = None
-        sizes = choose_capture_sizes(
-            options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
-        )
-        adapted_sizes = [size for size in sizes if size <= MANY_ROWS]
-
-        def use_cache(num_blocks: int) -> None:
-            self._kv = page.allocate(self.layout, layers, num_blocks, self.device)
-            self._eager_forward = self._forward = self._adapted_forward = loaded.bind(
-                self._kv, len(self.layout.groups), options, max_model_len
+        sizes: list[int] = []
+        if graphs is not None:
+            sizes = choose_capture_sizes(
+                options.cuda.cudagraph_capture_sizes, options.scheduler.max_num_seqs
             )
-
+        adapted_sizes = [] if lora is None else [size for size in sizes if size <= MANY_ROWS]
         if measurable(self.device):
-            stage("measuring the largest step")
-            use_cache(NUM_BLOCKS)
-            with contextlib.nullcontext() if self._adapters is None else self._adapters.rehearsed():
-                activations = self._measure_worst_step()
-                stage("compiling kernels")
-                self._warm_up()
-                if graphs is not None:
-                    ladders = [sizes] if lora is None else [sizes, adapted_sizes]
-                    largest = self._measure_decode(sizes[-1])
-                    activations += graph_bytes([n for one in ladders for n in one], largest)
+            activations = self._measure_needs(sizes + adapted_sizes, stage)
         else:
             activations = activation_bytes(config, options, max_model_len, self.dtype)
         fitting = count_blocks(
@@ -185,25 +168,12 @@ class ModelRunner:
         )
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
-        use_cache(self.num_blocks)
-
-        def captured(graphs: GraphBackend, sizes: Sequence[int]) -> GraphForward:
-            return GraphForward(
-                self._eager_forward,
-                graphs,
-                sizes,
-                num_groups=len(self.layout.groups),
-                block_size=block_size,
-                max_model_len=max_model_len,
-                device=self.device,
-                stage=stage,
-            )
-
+        self._use_cache(self.num_blocks)
         if graphs is not None:
-            self._forward = captured(graphs, sizes)
+            self._forward = self._captured(graphs, sizes, stage)
             if lora is not None and adapted_sizes:
                 with lora.captured():
-                    self._adapted_forward = captured(graphs, adapted_sizes)
+                    self._adapted_forward = self._captured(graphs, adapted_sizes, stage)
         if loaded_draft is not None:
             self._draft = DraftModel(
                 loaded_draft,
@@ -214,12 +184,64 @@ class ModelRunner:
                 options,
                 max_model_len,
             )
-        formats = self._model.linear_formats
+        self.info = self._describe(activations)
+
+    def _make_lora(self) -> LoraBatch | None:
+        """Where layers learn of a step's adapters, if requests may have any."""
+        options = self._options
+        if not options.lora.enabled:
+            return None
+        return LoraBatch(
+            options.lora.max_cpu_loras,
+            options.lora.max_rank,
+            options.scheduler.max_num_batched_tokens,
+            self.device,
+        )
+
+    def _use_cache(self, num_blocks: int) -> None:
+        """Steps run on a new KV cache of so many blocks from now on, and without graphs."""
+        self._kv = self._page.allocate(self.layout, self._layers, num_blocks, self.device)
+        self._eager_forward = self._forward = self._adapted_forward = self._loaded.bind(
+            self._kv, len(self.layout.groups), self._options, self._max_model_len
+        )
+
+    def _measure_needs(self, graph_sizes: Sequence[int], stage: Callable[[str], None]) -> int:
+        """Bytes that the largest step needs beside weights and KV cache, and graphs of these batch
+        sizes; has kernels compiled meanwhile. All ranks run it."""
+        self._use_cache(NUM_BLOCKS)
+        with contextlib.nullcontext() if self._adapters is None else self._adapters.rehearsed():
+            stage("measuring the largest step")
+            needs = self._measure_worst_step()
+            stage("compiling kernels")
+            self._warm_up()
+            if graph_sizes:
+                needs += graph_bytes(graph_sizes, self._measure_decode(max(graph_sizes)))
+        return needs
+
+    def _captured(
+        self, graphs: GraphBackend, sizes: Sequence[int], stage: Callable[[str], None]
+    ) -> GraphForward:
+        """The forward pass with its decode steps replayed from graphs of these batch sizes."""
+        return GraphForward(
+            self._eager_forward,
+            graphs,
+            sizes,
+            num_groups=len(self.layout.groups),
+            block_size=self._options.cache.block_size,
+            max_model_len=self._max_model_len,
+            device=self.device,
+            stage=stage,
+        )
+
+    def _describe(self, activations: int) -> RunnerInfo:
+        """What this runs on; `activations` are the bytes that the largest step needs."""
+        options, formats = self._options, self._model.linear_formats
+        config, block_size = self._model.config, options.cache.block_size
         on_gpu = self.device.type == "cuda"
-        self.info = RunnerInfo(
+        return RunnerInfo(
             device=self.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=kv_dtype_name(loaded.kv_dtype),
+            kv_cache_dtype=kv_dtype_name(self._loaded.kv_dtype),
             quantization=options.model.quantization if formats & QUANTIZED_FORMATS else "none",
             kernels=describe_kernels(
                 formats,
