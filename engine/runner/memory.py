@@ -25,6 +25,9 @@ longest length needs more."""
 _CONTEXT_BYTES = 1 << 30
 """More than a process takes on a GPU for itself (context, libraries, compiled kernels), which it
 cannot tell from others' use where the driver names no processes, as in a container."""
+_RESERVE = {"cpu": 0, "cuda": 256 << 20}
+"""What is left free even where another process has the rest: libraries load kernels and take
+workspaces after the largest step was measured, and the allocator rounds each layer's pages up."""
 _SAMPLING_BYTES = 32
 """A logit's share of the widest moment in sampling: logits in two precisions, weights, prefix sums
 and one filter's copy."""
@@ -155,17 +158,19 @@ def count_blocks(
     """
     if options.num_blocks is not None:
         return options.num_blocks
-    room = memory.free - needs.total
+    reserve = _RESERVE[device_type]
+    room = memory.free - needs.total - reserve
     # Every group of one longest request in full, and the null block.
     longest = len(layout.groups) * math.ceil(max_model_len / options.block_size) + 1
     asked = options.kv_cache_memory_bytes
     if asked is not None:
         if asked > room:
+            kept = f", libraries {_mib(reserve)}" if reserve else ""
             raise ConfigurationError(
                 f"a KV cache of {_mib(asked)} does not fit: {_mib(memory.free)} are free once the "
                 f"weights are loaded{memory.others}, and of them the largest step needs "
-                f"{_mib(needs.activations)}{needs.of_adapters}. Lower --kv-cache-memory by at "
-                f"least {_mib(asked - room)}, or {needs.remedy}"
+                f"{_mib(needs.activations)}{needs.of_adapters}{kept}. Lower --kv-cache-memory by "
+                f"at least {_mib(asked - room)}, or {needs.remedy}"
             )
         budget = asked
     else:
@@ -181,7 +186,7 @@ def count_blocks(
             f"--kv-cache-memory {longest * layout.block_bytes}, or lower --max-model-len"
         )
     if num_blocks < 2:  # the null block holds no tokens
-        _raise_no_room(options, memory, needs, layout, budget, device_type)
+        _raise_no_room(options, memory, needs, layout, budget, room, device_type)
     return num_blocks
 
 
@@ -191,6 +196,7 @@ def _raise_no_room(
     needs: OtherNeeds,
     layout: KVLayout,
     budget: int,
+    room: int,
     device_type: str,
 ) -> NoReturn:
     missing = 2 * layout.block_bytes - budget
@@ -201,7 +207,7 @@ def _raise_no_room(
         f"{_mib(layout.block_bytes)}; {_mib(missing)} are missing. "
     )
     share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
-    if memory.free - needs.total >= 2 * layout.block_bytes:
+    if room >= 2 * layout.block_bytes:
         needed = math.ceil(100 * (share + missing / memory.total)) / 100
         raise ConfigurationError(f"{text}Raise --memory-utilization from {share} to {needed}")
     raise ConfigurationError(

@@ -78,14 +78,19 @@ def measurable(device: torch.device) -> bool:
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most that `function` had allocated on a GPU at once, beside what was there before. What
-    it freed is given back to the driver."""
+    """The most that `function` had on a GPU at once, beside what was there before: of what the
+    allocator had taken from the driver, which is more than tensors had of it. What it freed is
+    given back to the driver."""
     gc.collect()
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     function()
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
+    peak = max(
+        torch.cuda.max_memory_allocated(device) - allocated,
+        torch.cuda.max_memory_reserved(device) - reserved,
+    )
     torch.cuda.empty_cache()
     return peak

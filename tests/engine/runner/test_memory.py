@@ -60,6 +60,16 @@ def test_never_more_than_is_really_free():
     assert blocks(10 * GIB, 2 * GIB, GIB, GIB, memory_utilization=0.9) == 1024
 
 
+def test_beside_others_a_gpu_keeps_some_for_what_is_loaded_later():
+    assert blocks(10 * GIB, 2 * GIB, GIB, GIB, device="cuda") == 1024 - 256
+    case = {"total": 10 * GIB, "free": 2 * GIB, "activations": GIB, "device": "cuda"}
+    assert blocks(**case, kv_cache_memory_bytes=768 * MIB) == 768
+    with pytest.raises(ConfigurationError, match=r"libraries 256\.0 MiB\. Lower .* at least 1\.0 "):
+        blocks(**case, kv_cache_memory_bytes=769 * MIB)
+    with pytest.raises(ConfigurationError, match="Free memory"):
+        blocks(**case | {"free": GIB + 257 * MIB})
+
+
 def test_on_a_cpu_the_default_is_modest_but_holds_the_longest_request():
     assert blocks(100 * GIB, 90 * GIB) == 4096
     assert blocks(100 * GIB, 90 * GIB, max_model_len=16 * 5000) == 5001

@@ -17,7 +17,7 @@ from pagelet.engine.runner import memory, model_runner
 from pagelet.engine.runner.graphs import graph_bytes
 from pagelet.engine.runner.memory import out_of_memory_named, read_device_memory
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.runner.worst_step import warm_up_sizes, worst_step
+from pagelet.engine.runner.worst_step import peak_bytes, warm_up_sizes, worst_step
 from pagelet.protocol.config import CpuOptions, EngineOptions, SchedulerOptions
 from support.fake_graphs import FakeGraphs
 from support.hand_scheduler import HandScheduler
@@ -125,6 +125,33 @@ def test_the_cache_gets_what_the_measured_steps_leave(
     if graphs is not None:
         room -= graph_bytes([2, 4], MIB)
     assert runner.num_blocks == room // runner.layout.block_bytes
+
+
+def test_a_peak_is_what_the_driver_gave_and_not_only_what_tensors_had_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An allocator that takes 20 MiB for a tensor of 12, as torch's does, with 5 MiB cached."""
+    now = {"allocated": 3 * MIB, "reserved": 8 * MIB}
+    most = dict(now)
+
+    def empty_cache() -> None:
+        now["reserved"] = now["allocated"]
+
+    def run() -> None:
+        for kind, size in (("allocated", 12 * MIB), ("reserved", 20 * MIB)):
+            most[kind] = max(most[kind], now[kind] + size)
+            now[kind] += size
+        now["allocated"] -= 12 * MIB
+
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda device: most.update(now))
+    for kind in now:
+        monkeypatch.setattr(cuda, f"memory_{kind}", lambda device, kind=kind: now[kind])
+        monkeypatch.setattr(cuda, f"max_memory_{kind}", lambda device, kind=kind: most[kind])
+    assert peak_bytes(run, GPU) == 20 * MIB
+    assert now["reserved"] == 3 * MIB
 
 
 @pytest.fixture
