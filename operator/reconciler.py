@@ -1,5 +1,6 @@
 """Makes the cluster be what a service asks for, and reports what it is."""
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -27,8 +28,10 @@ from pagelet.operator.kube.resources import (
     SERVICES,
     STATEFUL_SETS,
     Object,
+    resource_of,
 )
 from pagelet.operator.metrics import Metrics
+from pagelet.operator.ownership import MERGEABLE, stranger
 from pagelet.operator.plan import plan
 from pagelet.operator.planning.agents import pod_template
 from pagelet.operator.planning.context import Context
@@ -140,9 +143,7 @@ class Reconciler:
             if child is not None and child.is_as_planned(owned):
                 continue
             try:
-                # What is not ours yet may be someone else's: it is not taken by force.
-                after = await self._client.apply(with_digest(owned), force=child is not None)
-                self._children.saw(after)
+                self._children.saw(await self._put(with_digest(owned), body, child is not None))
                 self._metrics.applied.value += 1
             except ApiError as error:
                 if error.namespace_ends or not _is_refusal(error):
@@ -153,6 +154,20 @@ class Reconciler:
             await self._prune(key, [c for k, c in children.items() if k not in planned])
         await self._note_members(key)
         return refusals
+
+    async def _put(self, made: Object, body: Object, is_ours: bool) -> Object:
+        """Applies an object. What is not known to be ours may be someone else's, which is not
+        taken: Conflict."""
+        if is_ours:
+            return await self._client.apply(made, force=True)
+        if made["kind"] not in MERGEABLE:
+            with contextlib.suppress(Conflict):
+                return await self._client.apply(made, force=False)
+        metadata = made["metadata"]
+        found = await self._client.find(resource_of(made), metadata["namespace"], metadata["name"])
+        if found is not None and (owner := stranger(found, body)) is not None:
+            raise Conflict(409, "Conflict", owner)
+        return await self._client.apply(made, force=found is not None)
 
     async def _choose_groups(self, key: Key, service: InferenceService) -> dict[str, Choice]:
         """By revision, for those whose replicas have several nodes."""

@@ -79,6 +79,11 @@ class Client:
                 return items, metadata["resourceVersion"]
             query["continue"] = metadata["continue"]
 
+    async def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """One object if it is there, for those who may list the kind and not get it."""
+        found, _ = await self.list_all(resource, namespace, fieldSelector=f"metadata.name={name}")
+        return found[0] if found else None
+
     async def watch(
         self,
         resource: Resource,

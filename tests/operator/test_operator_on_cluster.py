@@ -17,6 +17,7 @@ from support.broken_services import service as make
 from support.cluster import Api, condition, eventually, running_operator
 
 SERVICE_OBJECTS = Resource("v1", "Service", "services")
+ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
 NAME = "served"
 BODY = make(name=NAME, model={"uri": "package://a"}, router={"replicas": 1})
 
@@ -162,18 +163,86 @@ async def test_what_is_no_longer_wanted_goes(
 async def test_an_object_of_someone_else_is_not_taken(
     api: Api, namespace: str, operator: dict[str, Any]
 ) -> None:
-    spec = {"ports": [{"name": "http", "port": 80, "targetPort": 1234}], "selector": {"a": "b"}}
+    spec = {"ports": [{"name": "other", "port": 81}]}
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": spec}
     await api.create(SERVICE_OBJECTS, namespace, theirs)
+    # Nothing in it is against what is planned: server-side apply would merge the two.
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": f"{NAME}-agent"}}
+    await api.create(ACCOUNTS, namespace, account)
     await api.create(SERVICES, namespace, BODY)
     service = await has(api, namespace, "Valid", "False", "Refused")
-    assert (
-        f"there is a Service {NAME} that does not belong to this service"
-        in condition(service, "Valid")["message"]
-    )
-    kept = await api.get(SERVICE_OBJECTS, namespace, NAME)
-    assert kept["spec"]["selector"] == {"a": "b"}
-    assert "ownerReferences" not in kept["metadata"]
+    message = condition(service, "Valid")["message"]
+    for taken in (f"Service {NAME}", f"ServiceAccount {NAME}-agent"):
+        assert (
+            f"there is a {taken} that does not belong to this service: rename the service, or "
+            "delete it (the operator did not make it)"
+        ) in message
+    for kind, name in ((SERVICE_OBJECTS, NAME), (ACCOUNTS, f"{NAME}-agent")):
+        kept = await api.get(kind, namespace, name)
+        assert "ownerReferences" not in kept["metadata"]
+        assert "labels" not in kept["metadata"]
+
+
+async def test_services_do_not_take_objects_from_one_another(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    await api.create(SERVICES, namespace, BODY)
+    before = (await is_made(api, namespace))["Service", f"{NAME}-agents"]
+    other = make(name=f"{NAME}-agents", model={"uri": "package://a"}, router={"replicas": 1})
+    await api.create(SERVICES, namespace, other)
+
+    async def told() -> bool:
+        found = condition(await api.service(namespace, f"{NAME}-agents"), "Valid")
+        return f"it belongs to InferenceService {NAME}" in found["message"]
+
+    await eventually(told)
+    after = await api.get(SERVICE_OBJECTS, namespace, f"{NAME}-agents")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+async def test_what_a_service_left_behind_is_taken_over_by_the_next_of_its_name(
+    api: Api, namespace: str, operator: dict[str, Any]
+) -> None:
+    await api.create(SERVICES, namespace, BODY)
+    before = await is_made(api, namespace)
+    path = SERVICES.path(namespace, NAME)
+    await api.request("DELETE", path, {"propagationPolicy": "Orphan"})
+
+    async def gone() -> bool:
+        try:
+            await api.request("GET", path)
+        except NotFound:
+            return True
+        return False
+
+    await eventually(gone)
+    # Someone else has changed meanwhile what is planned, and the label by which it is found.
+    labels = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+    agent = DEPLOYMENTS.path(namespace, f"{NAME}-agent")
+    merge = "application/merge-patch+json"
+    await api.request("PATCH", agent, {}, {"spec": {"progressDeadlineSeconds": 99}}, merge)
+    created = await api.create(SERVICES, namespace, BODY)
+    uid = created["metadata"]["uid"]
+
+    async def taken() -> bool:
+        objects = await api.objects(namespace, NAME)
+        owners = [
+            [owner["uid"] for owner in made["metadata"].get("ownerReferences") or ()]
+            for made in objects.values()
+        ]
+        return objects.keys() == before.keys() and owners == [[uid]] * len(before)
+
+    await eventually(taken)
+    deployment = await api.deployment(namespace, f"{NAME}-agent")
+    assert deployment["metadata"]["uid"] == before["Deployment", f"{NAME}-agent"]["metadata"]["uid"]
+    # Nor does the lack of that label on one of its objects make it someone else's.
+    await api.request("PATCH", agent, {}, labels, merge)
+
+    async def labelled() -> bool:
+        found = await api.deployment(namespace, f"{NAME}-agent")
+        return "app.kubernetes.io/managed-by" in found["metadata"]["labels"]
+
+    await eventually(labelled)
 
 
 async def test_what_cannot_work_is_said_and_the_old_replicas_stay(
