@@ -23,17 +23,23 @@ async def load_adapter(request: Request) -> Response:
     name, adapters = body.lora_name, server.llm.adapters
     if name in server.llm.served_model_names:
         raise InvalidRequest(f"{name!r} is the model's own name: give another", "lora_name")
-    if name in adapters and not body.load_inplace:
-        raise InvalidRequest(
-            f"an adapter {name!r} is loaded already: unload it, or give 'load_inplace': true",
-            "lora_name",
-        )
+    _check_is_new(server, body)
     try:
         adapter = await asyncio.to_thread(adapters.read, name, body.lora_path)
     except ModelSourceError as error:
         raise InvalidRequest(str(error), "lora_path") from error
+    _check_is_new(server, body)  # another request may have loaded it meanwhile
     adapters.add(adapter)
     return PlainTextResponse(f"Success: adapter {name!r} is loaded.")
+
+
+def _check_is_new(server: Server, body: LoadAdapterRequest) -> None:
+    if body.lora_name in server.llm.adapters and not body.load_inplace:
+        raise InvalidRequest(
+            f"an adapter {body.lora_name!r} is loaded already: unload it, or give "
+            "'load_inplace': true",
+            "lora_name",
+        )
 
 
 @router.post("/v1/unload_lora_adapter")

@@ -2,7 +2,9 @@
 into, whatever shares its batches, and they come and go while requests run."""
 
 import asyncio
+import concurrent.futures
 import json
+import threading
 
 import openai
 import pytest
@@ -80,15 +82,28 @@ def greedy(model):
 
 
 async def answer(client, name):
-    completion = await client.completions.create(
+    token_ids = await rest_of(await begin(client, name))
+    assert len(token_ids) == COUNT
+    return token_ids
+
+
+async def begin(client, name):
+    """An answer whose first token has come."""
+    return await client.completions.create(
         model=name,
         prompt=PROMPT,
         max_tokens=COUNT,
         temperature=0,
+        stream=True,
         extra_body={"ignore_eos": True, "return_token_ids": True},
     )
-    assert completion.model == name
-    return completion.choices[0].token_ids
+
+
+async def rest_of(stream):
+    token_ids = []
+    async for chunk in stream:
+        token_ids += getattr(chunk.choices[0], "token_ids", [])
+    return token_ids
 
 
 async def test_adapters_and_the_base_in_one_batch_equal_merged_models(served):
@@ -109,9 +124,8 @@ async def test_requests_outlive_the_adapters_that_come_and_go(served):
                 body = named("moving", folder, path)
                 loaded = await asyncio.to_thread(server.post, "/v1/load_lora_adapter", json=body)
                 assert loaded.status_code == 200, loaded.text
-                found.append((path, asyncio.ensure_future(answer(client, "moving"))))
-                found.append(("c", asyncio.ensure_future(answer(client, "c"))))
-                await asyncio.sleep(0.02)
+                found.append((path, await begin(client, "moving")))
+                found.append(("c", await begin(client, "c")))
                 gone = await asyncio.to_thread(
                     server.post, "/v1/unload_lora_adapter", json={"lora_name": "moving"}
                 )
@@ -120,8 +134,8 @@ async def test_requests_outlive_the_adapters_that_come_and_go(served):
     found = []
     async with server.async_openai() as client:
         await come_and_go()
-        for path, running in found:
-            assert await running == expected[path]
+        for path, stream in found:
+            assert await rest_of(stream) == expected[path]
         with pytest.raises(openai.NotFoundError, match="moving"):
             await answer(client, "moving")
 
@@ -210,6 +224,32 @@ def test_an_adapter_that_is_not_there_cannot_be_unloaded(served):
     answer = served[0].post("/v1/unload_lora_adapter", json={"lora_name": "x"})
     assert answer.status_code == 404
     assert "'a', 'b', 'c'" in answer.json()["error"]["message"]
+
+
+def test_of_two_that_load_one_name_at_once_one_is_refused(serve):
+    server = serve()
+    server.llm.adapters = adapters = SlowToRead()
+    body = {"lora_name": "a", "lora_path": "/x"}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        loads = [threads.submit(server.post, "/v1/load_lora_adapter", json=body) for _ in range(2)]
+        assert sorted(load.result(60).status_code for load in loads) == [200, 400]
+    assert list(adapters) == ["a"]
+
+
+class SlowToRead(dict):
+    """Adapters that are read once two are to be."""
+
+    options = LoraOptions(enabled=True, allow_updates=True)
+
+    def __init__(self):
+        self._both = threading.Barrier(2)
+
+    def read(self, name, path):
+        self._both.wait(60)
+        return name
+
+    def add(self, adapter):
+        self[adapter] = adapter
 
 
 def test_adapters_stay_as_they_are_unless_updates_are_allowed(serve):
