@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pagelet.agent.http.logprobs import named_by_id
@@ -322,6 +322,12 @@ class Collected:
         """All of it."""
         return "".join(self._texts)
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; 0 of none."""
+        total = sum(position.chosen.logprob for position in self.logprobs)
+        return total / max(1, len(self.logprobs))
+
 
 async def collect(answers: Answers) -> dict[tuple[int, int], Collected]:
     """The answers by (number of the prompt, index among its n), in order."""
@@ -329,3 +335,20 @@ async def collect(answers: Answers) -> dict[tuple[int, int], Collected]:
     async for number, output in answers:
         collected.setdefault((number, output.index), Collected()).add(output)
     return dict(sorted(collected.items()))
+
+
+def likeliest(
+    collected: Mapping[tuple[int, int], Collected], n: int
+) -> dict[tuple[int, int], Collected]:
+    """Of the answers to each prompt the `n` whose tokens are likeliest in the mean, the best first
+    (`best_of` of OpenAI's API), numbered anew."""
+    by_prompt: dict[int, list[Collected]] = {}
+    for (number, _), answer in collected.items():
+        by_prompt.setdefault(number, []).append(answer)
+    return {
+        (number, index): answer
+        for number, drawn in by_prompt.items()
+        for index, answer in enumerate(
+            sorted(drawn, key=lambda each: each.mean_logprob, reverse=True)[:n]
+        )
+    }

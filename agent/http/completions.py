@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts
+from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts, likeliest
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
+from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.journal import began, journaled
@@ -20,6 +21,7 @@ from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.engine.outputs import RequestOutput
 from pagelet.engine.processor import truncated
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.completions import (
     Completion,
     CompletionChoice,
@@ -77,7 +79,7 @@ async def create_completion(request: Request) -> Response:
     body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     prompt_only = body.max_tokens == 0
-    answers = Answers(server, len(body.prompts()), body.n or 1, prompt_only=prompt_only)
+    answers = Answers(server, len(body.prompts()), body.num_drawn, prompt_only=prompt_only)
     return await respond(request, answers, _respond(request, server, body, answers))
 
 
@@ -99,7 +101,10 @@ async def _respond(
         inputs = [prompt.token_ids for prompt in prompts]
     elif hints.prompt_token_ids is not None:
         inputs = list(hints.prompt_token_ids)
-    await answers.start(inputs, sampling, body, context.request_id)
+    try:
+        await answers.start(inputs, sampling, body, context.request_id)
+    except InvalidRequest as error:
+        raise renamed(error, {} if body.best_of is None else {"n": "best_of"}) from error
     job = _Job(
         body,
         server.llm,
@@ -119,6 +124,8 @@ async def _respond(
         chunks = CompletionChunks(job, frame, answers.num_prompt_tokens)
         return await EventStream.open(answers, journaled(chunks, hints, job.index), context)
     collected = await collect(answers)
+    if body.num_drawn > (body.n or 1):
+        collected = likeliest(collected, body.n or 1)
     usage = answers.usage()
     context.note_usage(usage)
     completion = Completion(

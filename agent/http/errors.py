@@ -4,6 +4,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from pagelet.engine.outputs import EngineAbsent, EngineDead
 from pagelet.protocol.anthropic.errors import error_body
@@ -60,7 +61,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    return _answer(request, ApiError(error.status_code, message, code=code, headers=error.headers))
+    headers = error.headers
+    if error.status_code == 405:
+        headers = {"Allow": _allowed(request)}
+    return _answer(request, ApiError(error.status_code, message, code=code, headers=headers))
+
+
+def _allowed(request: Request) -> str:
+    """The methods of a path, which may have a handler for each: the framework tells of one."""
+    methods = [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+    return ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -25,7 +25,7 @@ from pagelet.protocol.openai.errors import RESPONSES, ApiError, retry_after
 from pagelet.protocol.request_id import clean_request_id
 from pagelet.protocol.trace_context import TraceContext
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
+OPEN_PATHS = frozenset(("/health", "/ping", "/ready", "/load", "/metrics", "/version"))
 """For probes and scrapers: no key, no limits, and they work while the server drains."""
 
 DRAIN_PATHS = frozenset(("/v1/replica", "/v1/tokenizer"))

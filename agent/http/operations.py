@@ -36,6 +36,18 @@ async def health(request: Request) -> Response:
     return _json({"status": "ok"}) if reason is None else _unavailable(reason)
 
 
+@router.api_route("/ping", methods=["GET", "POST"])
+async def ping(request: Request) -> Response:
+    """`/health` under the name that SageMaker asks for, as in vLLM."""
+    return await health(request)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """Requests that are open, as in vLLM: for balancers that go by them."""
+    return _json({"server_load": server_of(request).open_requests})
+
+
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 if requests are welcome: the model is loaded and the server does not drain."""

@@ -11,6 +11,9 @@ from pagelet.protocol.openai.generation import GenerationRequest
 
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; that for chat is what is left of the context."""
+_LEAST_TOP_P = 1e-9
+"""The most likely token has more by itself: what OpenAI's API means by 0, which the engine, as
+vLLM's, refuses."""
 
 _SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "stop"),
@@ -37,15 +40,20 @@ def completion_sampling(body: CompletionRequest) -> RequestedSampling:
     prompt_logprobs = body.prompt_logprobs
     if prompt_logprobs is None and body.echo:
         prompt_logprobs = body.logprobs
+    logprobs = body.logprobs
+    if logprobs is None and body.num_drawn > (body.n or 1):
+        logprobs = 0  # they tell which answers are the best
     return RequestedSampling(
-        **_shared(body),
+        **_shared(body) | ({} if body.best_of is None else {"n": body.best_of}),
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         default_max_tokens=_COMPLETION_MAX_TOKENS,
-        logprobs=body.logprobs,
+        logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
 
 
 def _shared(body: GenerationRequest) -> dict[str, Any]:
     shared = {name: getattr(body, name) for name in _SAME_NAME}
+    if body.top_p == 0:
+        shared["top_p"] = _LEAST_TOP_P
     return {**shared, "structured": requested_grammar(body)}

@@ -53,6 +53,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: Integer | None = None
     best_of: Integer | None = None
+    """Answers to draw, of which the `n` likeliest a token are told."""
     suffix: Annotated[
         Any, unsupported("", remedy="the models served here do not fill in the middle")
     ] = None
@@ -62,16 +63,27 @@ class CompletionRequest(GenerationRequest):
         self.check_stream()
         if self.echo and self.truncate_prompt_tokens is not None:
             raise invalid("truncate_prompt_tokens", "cannot go with 'echo': true")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise invalid(
-                "best_of", f"is not supported other than as 'n' (here {self.n or 1}); leave it out"
-            )
+        if self.best_of is not None:
+            if self.n is not None and self.n < 1:
+                raise invalid("n", "must be at least 1")
+            if self.best_of < (self.n or 1):
+                raise invalid("best_of", f"must be at least 'n' (here {self.n or 1})")
+        if self.num_drawn > (self.n or 1):
+            if self.stream:
+                raise invalid("best_of", "above 'n' is not available with 'stream': true")
+            if self.use_beam_search:
+                raise invalid("best_of", "above 'n' cannot go with 'use_beam_search': true")
         if self.use_beam_search:
             if self.max_tokens == 0:
                 raise invalid("max_tokens", "must be at least 1 with 'use_beam_search': true")
             if self.echo and self.logprobs is not None:
                 raise invalid("echo", "with 'logprobs' cannot go with 'use_beam_search': true")
         return self
+
+    @property
+    def num_drawn(self) -> int:
+        """Answers to each prompt, those included that are not told."""
+        return (self.n or 1) if self.best_of is None else self.best_of
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts of the batch, each text or token ids."""

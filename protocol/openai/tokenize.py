@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from pagelet.protocol.openai.chat import Messages, template_options
 from pagelet.protocol.openai.fields import RequestBody, ResponseBody, TokenId, invalid
+from pagelet.protocol.openai.tools import Tools
+
+_OF_THE_TEMPLATE = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class TokenizeRequest(RequestBody):
@@ -19,6 +22,7 @@ class TokenizeRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -26,7 +30,7 @@ class TokenizeRequest(RequestBody):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "or 'messages' must be given, and not both")
         if self.messages is None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            for name in (*_OF_THE_TEMPLATE, "tools"):
                 if getattr(self, name) is not None:
                     raise invalid(name, "is only allowed with 'messages'")
         elif self.add_special_tokens:
@@ -38,9 +42,12 @@ class TokenizeRequest(RequestBody):
 
     def template_options(self) -> dict[str, Any]:
         """What the chat template is called with, besides the messages."""
-        return template_options(
+        options = template_options(
             self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message
         )
+        if self.tools:
+            options["tools"] = [tool.for_template() for tool in self.tools]
+        return options
 
 
 class TokenizeResponse(ResponseBody):

@@ -50,6 +50,7 @@ class RouterApp:
         self._siblings = siblings
         self._open: dict[str, Handler] = {
             "/health": self._health,
+            "/ping": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/version": self._version,
@@ -71,7 +72,9 @@ class RouterApp:
             exchange.extra_headers.append(("Connection", "close"))
         if (handler := self._open.get(exchange.path)) is not None:
             try:
-                _check_method(exchange, "GET")
+                _check_method(
+                    exchange, *(("GET", "POST") if exchange.path == "/ping" else ("GET",))
+                )
                 await handler(exchange)
             except ApiError as error:
                 await exchange.answer_error(error)
@@ -184,8 +187,7 @@ class RouterApp:
     async def _ask_keeper(
         self, state: RouterState, exchange: Exchange, record: RequestRecord, tenant: Tenant
     ) -> None:
-        if exchange.method not in ("GET", "HEAD", "DELETE", "POST"):
-            _check_method(exchange, "GET")
+        _check_method(exchange, "DELETE", "GET", "POST")
         grant = state.limiter.open(tenant)
         try:
             exchange.grant = grant
@@ -262,13 +264,15 @@ class RouterApp:
         await exchange.answer_json(msgspec.json.encode(version))
 
 
-def _check_method(exchange: Exchange, method: str) -> None:
-    if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
+def _check_method(exchange: Exchange, *methods: str) -> None:
+    """Raises `ApiError` for any other; whoever may GET may ask for the head alone."""
+    allowed = {*methods, "HEAD"} if "GET" in methods else {*methods}
+    if exchange.method not in allowed:
         raise ApiError(
             405,
             f"Method Not Allowed: {exchange.method} {exchange.path[:200]}",
             code="method_not_allowed",
-            headers={"Allow": method},
+            headers={"Allow": ", ".join(sorted(allowed))},
         )
 
 

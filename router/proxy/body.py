@@ -25,6 +25,7 @@ class _Fields(msgspec.Struct):
     stream: msgspec.Raw = _ABSENT
     stream_options: msgspec.Raw = _ABSENT
     n: msgspec.Raw = _ABSENT
+    best_of: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
     max_output_tokens: msgspec.Raw = _ABSENT
@@ -116,8 +117,10 @@ class RequestBody:
 
     @property
     def num_answers(self) -> int:
-        """`n` to each prompt. Far more than any replica takes count as no more than that."""
-        return min(self.n * self._num_prompts, _MOST_ANSWERS)
+        """`n` to each prompt, or `best_of` that are drawn. Far more than any replica takes count as
+        no more than that."""
+        drawn = max(self.n, _decoded(self._fields.best_of, int) or 1)
+        return min(drawn * self._num_prompts, _MOST_ANSWERS)
 
     @property
     def _num_prompts(self) -> int:

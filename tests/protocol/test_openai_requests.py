@@ -52,10 +52,21 @@ def test_zero_is_not_false():
     assert refusal(ChatCompletionRequest, CHAT | {"store": 0}).param == "store"
 
 
-def test_best_of_is_n_or_nothing():
-    for body in ({}, {"best_of": None}, {"best_of": 1}, {"n": 3, "best_of": 3}):
-        CompletionRequest.model_validate_json(json.dumps(COMPLETION | body))
-    assert refusal(CompletionRequest, COMPLETION | {"best_of": 2}).param == "best_of"
+def test_best_of_is_at_least_n():
+    drawn = []
+    for body in ({}, {"n": 2, "best_of": None}, {"best_of": 3}, {"n": 3, "best_of": 3}):
+        asked = CompletionRequest.model_validate_json(json.dumps(COMPLETION | body))
+        drawn.append(asked.num_drawn)
+    assert drawn == [1, 2, 3, 3]
+    for body in (
+        {"n": 2, "best_of": 1},
+        {"best_of": 0},
+        {"best_of": 2, "stream": True},
+        {"best_of": 2, "use_beam_search": True},
+    ):
+        assert refusal(CompletionRequest, COMPLETION | body).param == "best_of"
+    for n in (0, -1):
+        assert refusal(CompletionRequest, COMPLETION | {"n": n, "best_of": 2}).param == "n"
 
 
 @pytest.mark.parametrize(

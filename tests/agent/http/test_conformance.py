@@ -4,6 +4,7 @@ import httpx
 import openai
 import pytest
 
+from .conftest import DIRECT_AND_ROUTED
 from .real_engine import replica, simulated
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -45,6 +46,26 @@ def test_the_head_of_what_is_not_there(server):
     refused = httpx.head(f"{server.url}/v1/chat/completions")
     assert refused.status_code == 405
     assert refused.headers["allow"] == "POST"
+
+
+@DIRECT_AND_ROUTED
+def test_what_is_not_allowed_is_told_with_what_is(server):
+    for path, asked, allowed in (
+        ("/v1/chat/completions", ("GET", "PUT", "DELETE", "OPTIONS"), {"POST"}),
+        ("/v1/models", ("POST", "DELETE"), {"GET", "HEAD"}),
+        ("/v1/models/tiny", ("POST", "PATCH"), {"GET", "HEAD"}),
+        ("/health", ("POST",), {"GET", "HEAD"}),
+        ("/ping", ("PUT",), {"GET", "HEAD"}),
+        ("/v1/responses/resp_1", ("PUT", "PATCH"), {"GET", "HEAD", "DELETE"}),
+    ):
+        for method in asked:
+            answer = httpx.request(method, server.url + path)
+            assert answer.status_code == 405, (method, path)
+            told = set(answer.headers["allow"].split(", "))
+            # A router leaves it to its replicas which of a response's paths takes a POST.
+            assert told - {"POST"} == allowed - {"POST"}
+            assert method not in told
+            assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
 def test_browsers_may_read_the_limits(serve):

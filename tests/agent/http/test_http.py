@@ -240,7 +240,7 @@ def test_keys(serve, tmp_path):
         assert response.headers["www-authenticate"] == "Bearer"
     with server.openai(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    for path in ("/health", "/ready", "/metrics", "/version"):
+    for path in ("/health", "/ping", "/ready", "/load", "/metrics", "/version"):
         assert server.get(path).status_code == 200
     assert server.get("/v1/config").status_code == 401
     config = server.get("/v1/config", headers={"Authorization": "Bearer given"})
@@ -385,11 +385,29 @@ def test_key_file_must_be_readable_at_start(serve, tmp_path):
 
 
 def test_health_tells_the_truth(server):
-    assert server.get("/health").status_code == 200
+    asks = [
+        lambda: server.get("/health"),
+        lambda: server.get("/ping"),
+        lambda: server.post("/ping"),
+    ]
+    assert [ask().status_code for ask in asks] == [200] * 3
     server.llm.health = "engine core 0: step 7 has run for 61 s"
-    response = server.get("/health")
-    assert response.status_code == 503
-    assert "step 7" in error_of(response)["message"]
+    for response in [ask() for ask in asks]:
+        assert response.status_code == 503
+        assert "step 7" in error_of(response)["message"]
+
+
+def test_load_is_what_is_open(server):
+    assert server.get("/load").json() == {"server_load": 0}
+    server.llm.behaviour.hold = server.run(asyncio.Event)
+    with server.openai(max_retries=0) as client:
+        stream = client.chat.completions.create(stream=True, **CHAT)
+        next(stream)
+        assert server.get("/load").json() == {"server_load": 1}
+        server.run(server.llm.behaviour.hold.set)
+        assert list(stream)
+    server.wait_until(lambda: server.state.open_requests == 0)
+    assert server.get("/load").json() == {"server_load": 0}
 
 
 def test_ready_needs_a_model(server):

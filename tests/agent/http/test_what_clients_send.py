@@ -4,6 +4,10 @@ are answered, and mean what they mean elsewhere."""
 import json
 
 import pytest
+import torch
+
+from pagelet.engine.sampling_request import RequestedSampling, SamplingBuilder
+from pagelet.kernels.sample import sample
 
 from .conftest import DIRECT_AND_ROUTED, serving
 from .thinking_llm import LOOK_UP, ThinkingLLM
@@ -125,6 +129,19 @@ def test_logprobs_may_name_tokens_by_their_ids(server, stream):
         assert f"token_id:{ord('a') + 10}" in json.dumps(found)  # a candidate of the fake engine
 
 
+def test_no_share_of_the_probability_leaves_the_likeliest_token(server):
+    for path, fields in (("chat/completions", {}), ("responses", {}), ("messages", {})):
+        assert ask(server, path, top_p=0, temperature=2, **fields).status_code == 200
+    completion = {"model": "tiny", "prompt": "a", "top_p": 0, "temperature": 2}
+    assert server.post("/v1/completions", json=completion).status_code == 200
+    [top_p] = {sampling.top_p for _, _, sampling, _ in server.llm.seen}
+    assert SamplingBuilder({}, 10, print, print).build(RequestedSampling(top_p=top_p), 5)
+    logits = torch.randn(8, 50_000)
+    columns = (torch.full((8,), 2.0, dtype=torch.float64), torch.rand(8, dtype=torch.float64))
+    drawn, _ = sample(logits, *columns, top_p=torch.full((8,), top_p, dtype=torch.float64))
+    assert torch.equal(drawn, logits.argmax(dim=1))
+
+
 @pytest.fixture
 def thinker():
     async def make_llm(metrics):
@@ -160,6 +177,16 @@ def test_templates_are_told_of_the_effort(thinker, path, fields):
     refused = ask(thinker, path, **fields("enough"))
     assert refused.status_code == 400
     assert "'minimal'" in refused.json()["error"]["message"]
+
+
+def test_chats_are_tokenized_with_their_tools(thinker):
+    body = {"messages": ASK, "tools": FUNCTIONS}
+    assert thinker.post("/tokenize", json=body).status_code == 200
+    assert ask(thinker, "chat/completions", tools=FUNCTIONS).status_code == 200
+    tokenized, asked = (options["tools"] for _, options in thinker.llm.rendered[-2:])
+    assert tokenized == asked
+    refused = thinker.post("/tokenize", json={"prompt": "a", "tools": FUNCTIONS})
+    assert refused.json()["error"]["param"] == "tools"
 
 
 def test_templates_are_given_documents(thinker):
