@@ -91,10 +91,14 @@ class Reconciler:
             try:
                 service = read_service(body)
             except InvalidServices as error:
-                status = _status_of(body)
-                await self._report(
-                    body, invalid_status(status, _generation(body), str(error), _now())
+                status = invalid_status(
+                    _status_of(body),
+                    self._children.pods(key),
+                    _generation(body),
+                    "; ".join(error.problems),
+                    _now(),
                 )
+                await self._report(body, status)
                 return False
             asked = service.spec.replicas
             service.spec.replicas = self._budget.replicas(key, asked)

@@ -16,7 +16,7 @@ from pagelet.operator.planning.objects import (
     router_name,
     selector,
 )
-from pagelet.operator.replicas import is_of
+from pagelet.operator.replicas import is_head, is_of, is_ready
 from pagelet.operator.status.problems import (
     Problem,
     creation_problem,
@@ -26,6 +26,7 @@ from pagelet.operator.status.problems import (
 from pagelet.protocol.inference_service.options import in_fields
 from pagelet.protocol.inference_service.service import InferenceService
 from pagelet.protocol.inference_service.status import (
+    MOST_MESSAGE_CHARACTERS,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -108,21 +109,32 @@ def compute_status(
     )
 
 
-def invalid_status(before: ServiceStatus, generation: int, message: str, now: str) -> ServiceStatus:
-    """The status of a service whose spec cannot be planned; what runs is left as it is, and so is
-    what was said of it."""
-    kept = [c for c in before.conditions if c.type not in ("Valid", "Progressing")]
-    news = _dated(
-        [
-            _Finding("Valid", "False", "InvalidSpec", message),
-            _Finding("Progressing", "False", "InvalidSpec", "nothing is changed until it is valid"),
-        ],
-        before.conditions,
-        generation,
-        now,
-    )
-    before.conditions = sorted([*kept, *news], key=lambda condition: condition.type)
+def invalid_status(
+    before: ServiceStatus, pods: Sequence[Object], generation: int, message: str, now: str
+) -> ServiceStatus:
+    """The status of a service whose spec cannot be planned. What runs is left as it is, and still
+    counted; what else was said of it stays."""
+    agents = [pod for pod in pods if is_of(pod, "agent") and is_head(pod) and is_ready(pod)]
+    routers = [pod for pod in pods if is_of(pod, "router") and is_ready(pod)]
+    news = [
+        _Finding("Valid", "False", "InvalidSpec", message),
+        _Finding("Progressing", "False", "InvalidSpec", "nothing is changed until it is valid"),
+        _Finding("Degraded", "True", "InvalidSpec", message),
+    ]
+    if agents and routers:
+        counts = f"{len(agents)} replicas answer at {before.endpoint}"
+        news.append(_Finding("Ready", "True", "Degraded", f"{counts}, but {message}"))
+    else:
+        news.append(_Finding("Ready", "False", "InvalidSpec", message))
+    if not agents:
+        news.append(_Finding("ModelLoaded", "False", "InvalidSpec", message))
+    kept = [c for c in before.conditions if c.type not in {finding.type for finding in news}]
+    dated = _dated(news, before.conditions, generation, now)
+    before.conditions = sorted([*kept, *dated], key=lambda condition: condition.type)
     before.observed_generation = generation
+    before.ready_replicas = sum(
+        pod["metadata"]["labels"].get(REVISION_LABEL) == "stable" for pod in agents
+    )
     return before
 
 
@@ -325,6 +337,12 @@ def _ready(
     return _Finding("Ready", "False", "RouterStarting", "no router is ready yet")
 
 
+def _fitting(message: str) -> str:
+    """Answers of the API server have whole values in them, of any length."""
+    most = MOST_MESSAGE_CHARACTERS
+    return message if len(message) <= most else f"{message[: most - 3]}..."
+
+
 def _dated(
     findings: Iterable[_Finding], previous: Iterable[Condition], generation: int, now: str
 ) -> list[Condition]:
@@ -338,7 +356,7 @@ def _dated(
                 type=finding.type,
                 status=finding.status,
                 reason=finding.reason,
-                message=finding.message,
+                message=_fitting(finding.message),
                 last_transition_time=old.last_transition_time if old and same else now,
                 observed_generation=generation,
             )

@@ -1,6 +1,6 @@
 """What the operator reports of an InferenceService."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
@@ -8,6 +8,7 @@ from pagelet.protocol.inference_service.parts import NonNegativeInt, Part
 
 ConditionType = Literal["Valid", "ModelLoaded", "Progressing", "Degraded", "Ready"]
 ConditionStatus = Literal["True", "False", "Unknown"]
+MOST_MESSAGE_CHARACTERS: Final = 4096
 
 
 class Condition(Part, kw_only=True):
@@ -21,7 +22,7 @@ class Condition(Part, kw_only=True):
     """Whether it holds."""
     reason: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
     """Why, in one word for programs."""
-    message: Annotated[str, Meta(max_length=4096)]
+    message: Annotated[str, Meta(max_length=MOST_MESSAGE_CHARACTERS)]
     """Why, for people, and what to do."""
     last_transition_time: Annotated[str, Meta(max_length=64)]
     """When the status last changed, in RFC 3339."""

@@ -333,12 +333,32 @@ def test_a_transition_has_the_time_of_the_change_alone() -> None:
     assert other["Valid"].last_transition_time == NOW
 
 
-def test_an_invalid_spec_leaves_what_was_said_of_the_replicas() -> None:
-    before, _ = status_of()
-    after = invalid_status(before, 8, "spec.old: there is no such field", LATER)
-    found = {condition.type: condition for condition in after.conditions}
-    assert (found["Valid"].reason, found["Ready"].status) == ("InvalidSpec", "True")
-    assert (after.observed_generation, after.ready_replicas) == (8, 1)
+def test_an_invalid_spec_leaves_what_runs_and_tells_whether_it_does() -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+    agent, router = pod(conditions=ready), pod("router", conditions=ready)
+    agent["metadata"]["labels"]["pagelet.dev/revision"] = "stable"
+    words = "spec.old: there is no such field"
+
+    def after(pods: list[Object], before: ServiceStatus) -> tuple[ServiceStatus, list[str]]:
+        status = invalid_status(before, pods, 8, words, LATER)
+        found = {condition.type: condition for condition in status.conditions}
+        told = ("Valid", "Degraded", "Ready", "ModelLoaded")
+        return status, [f"{found[kind].status} {found[kind].reason}" for kind in told]
+
+    invalid = ["False InvalidSpec", "True InvalidSpec"]
+    status, told = after([agent, router], status_of()[0])
+    assert told == [*invalid, "True Degraded", "True Loaded"]
+    assert (status.observed_generation, status.ready_replicas) == (8, 1)
+    assert words in next(c.message for c in status.conditions if c.type == "Ready")
+    nothing = [*invalid, "False InvalidSpec", "False InvalidSpec"]
+    status, told = after([router], status)
+    assert (told, status.ready_replicas) == (nothing, 0)
+    assert after([], ServiceStatus())[1] == nothing, "as of a new one"
+
+
+def test_what_is_told_fits_into_the_status() -> None:
+    _, found = status_of(refusals=["x" * 5000])
+    assert max(len(condition.message) for condition in found.values()) == 4096
 
 
 def test_a_service_that_wakes_by_itself_is_ready_at_zero_and_another_is_not() -> None:
