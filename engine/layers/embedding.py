@@ -96,15 +96,21 @@ class ParallelLMHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.weight.packed:
-            local = hidden.new_empty(len(hidden), self.shard.num_rows, dtype=torch.float32)
             program = Program()
-            self.weight.record(program, hidden, local)
+            local = self.record(program, hidden)
             program.run(len(hidden))
         else:
             local = self.weight(hidden)
         logits = self.shard.tp.all_gather(local)
         # The rows that pad the last shard are no tokens.
         return logits[:, : self.shard.vocab_size]
+
+    def record(self, program: Program, hidden: torch.Tensor) -> torch.Tensor:
+        """Appends the product of a packed weight; returns where it puts this rank's logits
+        [max_rows, num_rows of the shard] of hidden [max_rows, hidden_size], in float32."""
+        local = hidden.new_empty(len(hidden), self.shard.num_rows, dtype=torch.float32)
+        self.weight.record(program, hidden, local)
+        return local
 
     def weights(self, prefix: str) -> Weights:
         """`prefix` is the embedding's if the head is tied to it."""

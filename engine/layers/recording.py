@@ -56,6 +56,7 @@ class Recorder:
         """`kv` is where each layer's keys and values live, in pages of `num_groups` groups."""
         self.dtype = dtype
         self.max_tokens = max_tokens
+        self.max_requests = max_requests
         self.max_model_len = max_model_len
         self.kv = kv
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64)
@@ -120,6 +121,12 @@ class Recorder:
         for group, meta in zip(self.groups, attention, strict=True):
             _copy(meta.slot_mapping, group.slot_mapping)
             _copy(meta.block_table, group.block_table)
+
+    @property
+    def only_program(self) -> Program | None:
+        """All that was recorded, unless Python functions stand between."""
+        [program, *others] = self._steps
+        return program if isinstance(program, Program) and not others else None
 
     def replay(self, num_tokens: int, num_requests: int) -> None:
         """Runs what was recorded on the loaded inputs."""

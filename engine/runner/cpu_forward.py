@@ -10,6 +10,8 @@ from pagelet.engine.layers.context import AttentionMetadata, KVBinding
 from pagelet.engine.layers.placement import Packing
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.runner.plain_decode import PlainDecode
+from pagelet.engine.runner.state import RequestRows
 from pagelet.kernels.cpu.cores import usable_cores
 from pagelet.kernels.cpu.library import library, needs_compiling, status
 from pagelet.kernels.linear.packed import LinearFormat
@@ -95,7 +97,18 @@ class CpuForward:
             kv=kv,
             num_groups=num_groups,
         )
+        self._model = model
         self._hidden = model.record(self._recorder)
+
+    def plain_decode(self, rows: RequestRows, num_tokens: int) -> PlainDecode | None:
+        """Decode steps of requests in these state rows in one call, if the model allows it: a
+        forward pass with no other ranks in it, and logits as the head gives them. `num_tokens` of
+        the vocabulary may be drawn."""
+        program, model = self._recorder.only_program, self._model
+        plain_head = model.lm_head is not None and model.config.final_logit_softcap is None
+        if program is None or not plain_head:
+            return None
+        return PlainDecode(self._recorder, program, self._hidden, model, rows, num_tokens)
 
     def __call__(
         self,

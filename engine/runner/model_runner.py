@@ -15,6 +15,7 @@ from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.runner.adapters import Adapters
 from pagelet.engine.runner.cpu_forward import (
     QUANTIZED_FORMATS,
+    CpuForward,
     compile_kernels,
     describe_kernels,
     limit_threads,
@@ -53,6 +54,7 @@ from pagelet.engine.runner.memory import (
     out_of_memory_named,
     read_device_memory,
 )
+from pagelet.engine.runner.plain_decode import PlainDecode
 from pagelet.engine.runner.pooling import pool_states
 from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagelet.engine.runner.results import LaunchedStep, make_copies
@@ -134,6 +136,7 @@ class ModelRunner:
         self.layout = stage_layout(kv_layout(config, self._page), self._layers)
         own_bytes = self._model.weight_bytes
         self._draft: DraftModel | None = None
+        self._plain_decode: PlainDecode | None = None
         loaded_draft: LoadedDraft | None = None
         if draft is not None:
             check_draft(draft.config, self.layout, max_model_len)
@@ -169,6 +172,8 @@ class ModelRunner:
         # The ranks share one block table, so the one with the least memory decides.
         self.num_blocks = ranks.least(fitting)
         self._use_cache(self.num_blocks)
+        if isinstance(self._forward, CpuForward) and draft is None:
+            self._plain_decode = self._forward.plain_decode(self._rows, self._num_tokens)
         if graphs is not None:
             self._forward = self._captured(graphs, sizes, stage)
             if lora is not None and adapted_sizes:
@@ -322,6 +327,11 @@ class ModelRunner:
         """Queues one step's operations on the device, after those of the steps before. `masks`
         waits for those of a plan with `constrained` requests."""
         self._rows.update(plan)
+        if self._is_plain_decode(plan):
+            assert self._plain_decode is not None
+            drawn = self._plain_decode.run(plan)
+            rows = range(len(plan.scheduled))
+            return LaunchedStep(plan, rows, drawn, PromptLogprobs([], []), {}, self._copies, {})
         inputs = build_inputs(plan, self._rows)
         failed, forward = {}, self._forward
         if self._adapters is not None:
@@ -356,6 +366,11 @@ class ModelRunner:
             if any(entry.num_proposals for entry in plan.scheduled):
                 self._draft.propose(plan, inputs, step.wait())
         return step
+
+    def _is_plain_decode(self, plan: SchedulerOutput) -> bool:
+        if self._plain_decode is None or not self._plain_decode.takes(plan):
+            return False
+        return self._adapters is None or not (self._rows.adapters or self._adapters.in_use)
 
     def take_tokens(
         self,

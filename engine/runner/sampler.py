@@ -87,21 +87,46 @@ def guess_tokens(
 def _draw(
     logits: torch.Tensor, rows: RequestRows, row_index: IntArray, positions: IntArray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids, and which rows are broken. Work that no row asked for is left out, which changes
-    no row's token."""
+    """Token ids, and which rows are broken."""
+    columns = draw_columns(rows, row_index, positions)
+    return sample(
+        logits,
+        columns.temperature,
+        columns.uniforms,
+        min_p=columns.min_p,
+        top_k=columns.top_k,
+        top_p=columns.top_p,
+        max_top_k=columns.max_top_k,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawColumns:
+    """How each row's token is drawn, as `pagelet.kernels.sample` takes it: [num_rows] each."""
+
+    temperature: torch.Tensor | None = None
+    uniforms: torch.Tensor | None = None
+    min_p: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+    max_top_k: int = 0
+
+
+def draw_columns(rows: RequestRows, row_index: IntArray, positions: IntArray) -> DrawColumns:
+    """The columns of these rows. Those that no row asked for are left out, and with them the work,
+    which changes no row's token."""
     if not rows.drawn:
-        return sample(logits, None, None)
-    params = rows.params[row_index]
+        return DrawColumns()
+    params, device = rows.params[row_index], rows.token_ids.device
     temperature = np.where(params["greedy"], 0.0, params["temperature"])
     max_top_k = int(params["top_k"].max())
 
     def column(name: str) -> torch.Tensor:
-        return to_device(params[name].copy(), logits.device)
+        return to_device(params[name].copy(), device)
 
-    return sample(
-        logits,
-        to_device(temperature, logits.device) if temperature.any() else None,
-        to_device(uniforms(params["seed"], positions), logits.device),
+    return DrawColumns(
+        to_device(temperature, device) if temperature.any() else None,
+        to_device(uniforms(params["seed"], positions), device),
         min_p=column("min_p") if params["min_p"].any() else None,
         top_k=column("top_k") if max_top_k > 0 else None,
         top_p=column("top_p") if (params["top_p"] < 1.0).any() else None,

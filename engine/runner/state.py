@@ -88,6 +88,20 @@ class RequestRows:
         self._row_of: dict[int, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
+    @property
+    def look_at_logits(self) -> bool:
+        """Whether any row asks for more of its logits than a token, or changes them."""
+        return bool(
+            self.logit_bias
+            or self.allowed_tokens
+            or self.bad_words
+            or self.end_token_ids
+            or self.penalized
+            or self.with_logprobs
+            or self.with_prompt_logprobs
+            or self.pooling
+        )
+
     def __len__(self) -> int:
         return len(self._row_of)
 

@@ -23,6 +23,7 @@ class OpKind(IntEnum):
     TOKEN_MASK = 9
     LORA = 10
     MOE = 11
+    DECODE_INPUTS = 12
 
 
 class LinearArgs(ctypes.Structure):
@@ -229,4 +230,20 @@ class MoeArgs(ctypes.Structure):
         ("num_local", I32),
         ("top_k", I32),
         ("renormalize", I32),
+    )
+
+
+class DecodeInputsArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("row_index", PTR),
+        ("positions", PTR),
+        ("token_ids", PTR),
+        ("input_ids", PTR),
+        ("query_start_loc", PTR),
+        ("seq_lens", PTR),
+        ("groups", PTR),
+        ("token_ids_stride", I64),
+        ("num_groups", I64),
+        ("block_size", I64),
     )

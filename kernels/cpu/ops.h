@@ -29,6 +29,7 @@ enum OpKind : int32_t {
   kTokenMask,
   kLora,
   kMoe,
+  kDecodeInputs,
   kNumOps
 };
 
@@ -210,6 +211,27 @@ struct MoeArgs {
   int32_t first_expert, num_local;  // those that are held here; others add nothing
   int32_t top_k;
   int32_t renormalize;
+};
+
+// The block tables of a KV group.
+struct BlockTables {
+  const int32_t* of_rows;  // [state rows, stride]
+  int32_t* of_step;        // [rows, stride]
+  int64_t* slots;          // [rows]
+  int64_t stride;
+};
+
+// Gathers what a step of one token a request needs from the requests' state rows.
+struct DecodeInputsArgs {
+  int64_t rows;
+  const int64_t* row_index;  // [rows]
+  const int64_t* positions;  // [rows]
+  const int32_t* token_ids;  // [state rows, token_ids_stride]
+  int64_t* input_ids;        // [rows]
+  int32_t* query_start_loc;  // [rows + 1], of which the first is 0
+  int32_t* seq_lens;         // [rows]
+  const BlockTables* groups;  // [num_groups]
+  int64_t token_ids_stride, num_groups, block_size;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

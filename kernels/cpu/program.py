@@ -37,6 +37,12 @@ class Program:
             *(*(self._calls or ()), Call(kind, ctypes.addressof(args)))
         )
 
+    def extend(self, other: "Program") -> None:
+        """Adds the operations of another program, with its buffers."""
+        for args, call in zip(other._args, other._calls or (), strict=True):
+            self.append(OpKind(call.op), args, ())
+        self._buffers.extend(other._buffers)
+
     def run(self, *sizes: int) -> None:
         """Runs all operations, in order. An operation with `rows=i` works on sizes[i] rows, which
         must not be more than its buffers have."""

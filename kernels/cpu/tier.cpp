@@ -21,6 +21,7 @@ void top_logprobs(const TopLogprobsArgs&, int64_t, ThreadPool&);
 void token_mask(const TokenMaskArgs&, int64_t, ThreadPool&);
 void lora(const LoraArgs&, int64_t, ThreadPool&);
 void moe(const MoeArgs&, int64_t, ThreadPool&);
+void decode_inputs(const DecodeInputsArgs&, int64_t, ThreadPool&);
 
 namespace {
 
@@ -52,6 +53,7 @@ extern const Tier tier = {
         op<TokenMaskArgs, token_mask>,
         op<LoraArgs, lora>,
         op<MoeArgs, moe>,
+        op<DecodeInputsArgs, decode_inputs>,
     },
 };
 

@@ -1,0 +1,98 @@
+"""Decode steps of a CPU in one call, from state rows to drawn tokens.
+
+Between the operations of a step all cores wait for Python, and its code is cold by then, as the
+weights of a step have gone through the caches: what takes 50 microseconds of a busy interpreter
+takes 200 there, and threads that fell asleep are woken up again. A step in which every request
+computes one token, draws one, and asks for nothing else that looks at logits, is recorded as a
+whole; others take the general way, to the same tokens.
+"""
+
+import numpy as np
+import torch
+
+from pagelet.engine.layers.recording import Recorder
+from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.runner.sampler import Sampled, draw_columns
+from pagelet.engine.runner.state import RequestRows
+from pagelet.engine.step import SchedulerOutput
+from pagelet.kernels.cpu.program import Program
+from pagelet.kernels.decode_inputs.cpu import record_decode_inputs
+from pagelet.kernels.decode_inputs.reference import BlockTables, DecodeInputs
+from pagelet.kernels.sample.cpu import RecordedSample
+
+_LOGITS_BYTES = 32 << 20
+"""What is kept for logits bounds the requests of such a step. Larger ones hide Python's part."""
+
+
+class PlainDecode:
+    """A recorded forward pass with what stands before and after it."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        forward: Program,
+        hidden: torch.Tensor,
+        model: CausalLM,
+        rows: RequestRows,
+        num_tokens: int,
+    ) -> None:
+        """`forward` is all of the model's program, which leaves the final states in `hidden`;
+        `num_tokens` of the vocabulary may be drawn."""
+        self._rows = rows
+        fitting = _LOGITS_BYTES // (4 * model.config.vocab_size)
+        self._most = max(1, min(fitting, recorder.max_requests))
+        self._row_index = np.zeros(self._most, np.int64)
+        self._positions = recorder.positions.numpy()
+        self._program = Program()
+        record_decode_inputs(
+            self._program,
+            DecodeInputs(
+                torch.from_numpy(self._row_index),
+                recorder.positions,
+                rows.token_ids,
+                recorder.input_ids,
+                recorder.query_start_loc,
+                recorder.seq_lens,
+                tuple(
+                    BlockTables(torch.from_numpy(table), group.block_table, group.slot_mapping)
+                    for table, group in zip(rows.block_tables, recorder.groups, strict=True)
+                ),
+                rows.block_size,
+            ),
+        )
+        self._program.extend(forward)
+        assert model.lm_head is not None
+        logits = model.lm_head.record(self._program, hidden[: self._most])
+        self._draw = RecordedSample(self._program, logits[:, :num_tokens])
+
+    def takes(self, plan: SchedulerOutput) -> bool:
+        """Whether a step is of this kind."""
+        return (
+            0 < len(plan.scheduled) <= self._most
+            and not plan.constrained
+            and not self._rows.look_at_logits
+            and all(
+                entry.num_tokens == 1 and entry.samples and not entry.draft_token_ids
+                for entry in plan.scheduled
+            )
+        )
+
+    def run(self, plan: SchedulerOutput) -> Sampled:
+        """Computes such a step, and writes its tokens to the state rows."""
+        count = len(plan.scheduled)
+        row_index, positions = self._row_index[:count], self._positions[:count]
+        row_index[:] = self._rows.find(entry.request_id for entry in plan.scheduled)
+        positions[:] = [entry.num_computed_tokens for entry in plan.scheduled]
+        drawn_at = positions + 1
+        columns = draw_columns(self._rows, row_index, drawn_at)
+        self._draw.use(
+            columns.temperature,
+            columns.uniforms,
+            min_p=columns.min_p,
+            top_k=columns.top_k,
+            top_p=columns.top_p,
+        )
+        self._program.run(count, count)
+        token_ids = self._draw.token_ids[:count]
+        self._rows.append(row_index, drawn_at, token_ids)
+        return Sampled(token_ids, self._draw.broken[:count], [], None)

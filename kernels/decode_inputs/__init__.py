@@ -1,0 +1,1 @@
+"""The inputs of a step of one token a request, gathered from the requests' state rows."""

@@ -1,0 +1,106 @@
+"""Decode steps that are recorded as a whole give the tokens of the general way."""
+
+import random
+
+import pytest
+
+from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.runner.plain_decode import PlainDecode
+from pagelet.kernels.cpu.library import status
+from support.hand_scheduler import HandScheduler
+from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
+
+pytestmark = pytest.mark.skipif(
+    status().reason is not None, reason=f"the CPU library is unavailable: {status().reason}"
+)
+
+KINDS = {
+    "Llama": {},
+    "Gemma3": {"sliding_window": 9, "num_hidden_layers": 6},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+DRAWS = [
+    {},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.5, "seed": 4, "top_k": 7},
+    {"temperature": 1.0, "seed": 5, "top_p": 0.8, "min_p": 0.02},
+]
+ASKS = [
+    {"logprobs": 2},
+    {"prompt_logprobs": 0},
+    {"min_tokens": 4},
+    {"logit_bias": {5: 3.0}},
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 0.5},
+    {"bad_word_token_ids": [[7], [9, 11]]},
+    {"allowed_token_ids": [4, 8, 15, 16, 23, 42]},
+]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests of each step that was run as a whole."""
+    counts: list[int] = []
+    run = PlainDecode.run
+
+    def counted(self, plan):
+        counts.append(len(plan.scheduled))
+        return run(self, plan)
+
+    monkeypatch.setattr(PlainDecode, "run", counted)
+    return counts
+
+
+def make(model, real_tokens=None):
+    options = tiny_options(num_blocks=128)
+    options.model.dtype, options.cache.block_size = "float32", 16  # what the CPU library has
+    options.scheduler.max_num_seqs = 16
+    runner = ModelRunner(options, tiny_config(model), None, 128, num_real_tokens=real_tokens)
+    return runner, HandScheduler(runner.layout, runner.num_blocks, options.cache.block_size)
+
+
+def generate(model, requests, seed, real_tokens=None):
+    """What each request gets, in random steps of some of them."""
+    runner, hand = make(model, real_tokens)
+    rng = random.Random(seed)
+    for request_id, params in enumerate(requests):
+        prompt = [rng.randrange(100) for _ in range(rng.randint(1, 5))]
+        hand.add(request_id, prompt, eos_token_ids=[1], **params)
+    for _ in range(30):
+        ids = rng.sample(range(len(requests)), rng.randint(1, len(requests)))
+        hand.take(runner.execute(hand.plan(ids)))
+    return [hand.finish(request_id) for request_id in range(len(requests))]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("asks", [[], ASKS], ids=["plain", "with-others"])
+def test_tokens_are_those_of_the_general_way(kind, asks, recorded, monkeypatch):
+    model = tiny_transformers_model(kind, **KINDS[kind])
+    requests = [*DRAWS, *asks]
+    got = generate(model, requests, seed=1, real_tokens=90)
+    assert asks or len(recorded) > 10
+    monkeypatch.setattr(PlainDecode, "takes", lambda self, plan: False)
+    recorded.clear()
+    assert got == generate(model, requests, seed=1, real_tokens=90)
+    assert not recorded
+    assert max(map(max, got)) < 90
+
+
+@pytest.mark.parametrize("params", ASKS, ids=lambda params: next(iter(params)))
+def test_steps_that_look_at_logits_go_the_general_way(params, recorded):
+    model = tiny_transformers_model("Llama")
+    generate(model, [{}, params], seed=2)
+    assert not recorded
+
+
+def test_requests_that_ask_for_nothing_more_go_the_short_way_again(recorded):
+    runner, hand = make(tiny_transformers_model("Llama"))
+    hand.add(0, [5, 6, 7])
+    hand.add(1, [8, 9], logprobs=1)
+    for _ in range(3):
+        hand.take(runner.execute(hand.plan([0, 1])))
+    hand.finish(1)
+    assert recorded == []
+    hand.take(runner.execute(hand.plan([0])))
+    hand.take(runner.execute(hand.plan([0])))
+    assert recorded == [1, 1]
