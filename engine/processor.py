@@ -120,8 +120,7 @@ class Processor:
                 f"{_ENDPOINTS[self.pooling.task]}"
             )
         params = self._sampling.build(sampling, room)
-        if not _PRIORITY[0] <= priority <= _PRIORITY[1]:
-            raise InvalidRequest("priority must fit in 32 bits (signed)", "priority")
+        _check_priority(priority)
         if cache_salt is not None:
             _check_cache_salt(cache_salt)
         if so_far is not None:
@@ -193,6 +192,7 @@ class Processor:
                 "context_length_exceeded",
             )
         self.prompts.check_token_ids("input", prompt)
+        _check_priority(priority)
         if cache_salt is not None:
             _check_cache_salt(cache_salt)
         return EngineCoreRequest(
@@ -261,6 +261,11 @@ def truncated(prompt: Sequence[int], most_tokens: int | None, room: int) -> list
             "truncate_prompt_tokens",
         )
     return list(prompt[-most_tokens:])
+
+
+def _check_priority(priority: int) -> None:
+    if not _PRIORITY[0] <= priority <= _PRIORITY[1]:
+        raise InvalidRequest("priority must fit in 32 bits (signed)", "priority")
 
 
 def _check_cache_salt(cache_salt: str) -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from pagelet.engine.errors import ConfigurationError
-from pagelet.engine.model_config import ModelConfig, RopeConfig
+from pagelet.engine.model_config import ModelConfig, PoolingConfig, RopeConfig
 from pagelet.engine.processor import Processor
 from pagelet.engine.sampling_request import RequestedSampling
 from pagelet.engine.source import ModelFiles
@@ -29,7 +29,10 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def make_processor(
-    defaults: dict[str, Any] | None = None, template: str | None = TEMPLATE, **options: Any
+    defaults: dict[str, Any] | None = None,
+    template: str | None = TEMPLATE,
+    pooling: PoolingConfig | None = None,
+    **options: Any,
 ) -> Processor:
     vocab = {f"t{i}": i for i in range(30) if i != 7}
     backend = Backend(models.WordLevel(vocab, "t0"))
@@ -48,6 +51,7 @@ def make_processor(
         rope=RopeConfig(),
         eos_token_ids=(3, 2, 3, 999),
         generation_defaults=defaults or {},
+        pooling=pooling,
     )
     tokenizer = Tokenizer(backend, special_tokens={"eos_token": "t1"}, chat_template=template)
     files = ModelFiles(Path("m"), "safetensors", "tiny")
@@ -55,6 +59,7 @@ def make_processor(
 
 
 PROCESSOR = make_processor()
+EMBEDDING = make_processor(pooling=PoolingConfig("embed"))
 
 
 def process(
@@ -206,6 +211,13 @@ def test_what_is_wrong_is_named(given: dict[str, Any], message: str) -> None:
         process(**given)
     assert error.value.param is not None
     assert error.value.param in ("prompt", *given)
+
+
+@pytest.mark.parametrize("given", [{"priority": -(2**31) - 1}, {"cache_salt": ""}])
+def test_a_prompt_for_a_vector_has_the_same_bounds(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        EMBEDDING.process_pooled([1, 2], request_id="r", **given)
+    assert [error.value.param] == list(given)
 
 
 def test_an_empty_prompt_is_refused() -> None:
