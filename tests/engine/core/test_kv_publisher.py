@@ -25,6 +25,7 @@ from pagelet.protocol.kv_events import (
 STORED = BlockStored(
     block_hashes=[b"\1" * 32], parent_block_hash=None, token_ids=list(range(16)), block_size=16
 )
+LAST = BlockRemoved(block_hashes=[b"\xff" * 32])
 Numbered = tuple[int, KVEventBatch]
 
 
@@ -72,14 +73,14 @@ def receive(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, KVEventBatch]:
 
 
 def publish_until_subscribed(publisher: KVEventPublisher, sub: "zmq.Socket[bytes]") -> int:
-    """A subscription takes a moment: the number of the first batch that came through."""
+    """A subscription takes a moment: the number of the last batch that was published for it."""
     while not sub.poll(50):
         publisher.publish([AllBlocksCleared()])
-    _, first, _ = receive(sub)
-    time.sleep(0.2)
-    while sub.poll(100):
-        _, first, _ = receive(sub)
-    return first
+    publisher.publish([LAST])
+    while True:
+        _, number, batch = receive(sub)
+        if batch.events == [LAST]:
+            return number
 
 
 def replay(sock: "zmq.Socket[bytes]", first: int, envelope: list[bytes]) -> list[Numbered]:
