@@ -197,8 +197,8 @@ class Supervisor:
 
     def _handle_signal(self, number: int) -> None:
         if self._stop_began is None:
+            self._stop()  # whoever reads of it may count the time to the next signal from then
             log.info("draining; once more to stop at once")
-            self._stop()
         elif time.monotonic() - self._stop_began >= _SAME_REQUEST_SECONDS:
             log.warning("stopping at once")
             self._exit_code = 128 + number

@@ -114,12 +114,12 @@ class Supervisor:
         elif number in (signal.SIGTERM, signal.SIGINT):
             name = signal.Signals(number).name
             if self._phase is _Phase.RUNNING:
+                self._drain()  # whoever reads of it may count the time to the next signal from then
                 log.info(
                     "%s: draining, for at most %g s; send it again to stop at once",
                     name,
                     self._drain_timeout,
                 )
-                self._drain()
             elif time.monotonic() - self._drain_began >= _SAME_REQUEST_SECONDS:
                 log.warning("%s again: stopping at once", name)
                 self._exit_code = 128 + number

@@ -38,7 +38,7 @@ class Routed:
         return response.content
 
     async def wait_for(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110  # what changes it is not the test's
                 await asyncio.sleep(0.01)
 

@@ -1,6 +1,5 @@
 """What becomes of streams whose replica fails in their midst, event by event."""
 
-import asyncio
 import json
 
 import pytest
@@ -175,14 +174,14 @@ async def test_what_cannot_go_on_elsewhere_may_finish_where_it_is(routed, tmp_pa
         options = {"wait": False, "config": {"models": models}, "idle_timeout": 10.0}
         async with routed(ScriptedReplica(), **options) as fleet:
             await fleet.wait_for(lambda: fleet.num_available == 2)
-            body = {"stream": True, "input": "i"}
-            asking = asyncio.create_task(fleet.post(body, path="/v1/responses"))
-            await fleet.wait_for(lambda: any(replica.asked for replica in replicas))
-            (stays,) = (replica for replica in replicas if not replica.asked)
-            await asyncio.sleep(0.2)
-            file.write_text(json.dumps([{"id": stays.url, "url": stays.url}]))
-            await fleet.wait_for(lambda: fleet.num_available == 1)
-            assert (await asking).content == b"event: x\ndata: 1\n\ndata: 2\n\n"
+            body = {"model": "m", "stream": True, "input": "i"}
+            async with fleet.client.stream("POST", "/v1/responses", json=body) as response:
+                parts = response.aiter_bytes()
+                assert await anext(parts) == b"event: x\ndata: 1\n\n"
+                (stays,) = (replica for replica in replicas if not replica.asked)
+                file.write_text(json.dumps([{"id": stays.url, "url": stays.url}]))
+                await fleet.wait_for(lambda: fleet.num_available == 1)
+                assert b"".join([part async for part in parts]) == b"data: 2\n\n"
             assert not stays.asked
 
 

@@ -217,16 +217,25 @@ def _drop(
     publisher: KVEventPublisher,
     dropped: Callable[[int], bool],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Loses messages on their way to subscribers."""
-    real = publisher._pub
+) -> list[bytes]:
+    """Loses messages on their way to subscribers: the payloads of those that are lost."""
+    real, lost = publisher._pub, list[bytes]()
 
     class Lossy:
         def send_multipart(self, parts: tuple[bytes, bytes, bytes]) -> None:
-            if not dropped(int.from_bytes(parts[1], "big")):
+            if dropped(int.from_bytes(parts[1], "big")):
+                lost.append(parts[2])
+            else:
                 real.send_multipart(parts)
 
     monkeypatch.setattr(publisher, "_pub", Lossy())
+    return lost
+
+
+async def until_lost(number: int, lost: list[bytes]) -> None:
+    """Until the publisher's thread has sent a block's event, to nobody."""
+    block = number.to_bytes(32, "big")
+    await until(lambda: any(block in payload for payload in lost), "it was never sent")
 
 
 async def test_a_gap_beyond_the_replay_starts_anew(
@@ -236,10 +245,10 @@ async def test_a_gap_beyond_the_replay_starts_anew(
     engine, sink = Engine(tmp_path), Recorder()
     async with following(engine, sink) as follower:
         await subscribed(engine, sink)
-        _drop(engine.publisher, lambda _: True, monkeypatch)
+        lost = _drop(engine.publisher, lambda _: True, monkeypatch)
         for number in range(20):
             engine.store(number)
-        await asyncio.sleep(0.2)  # the thread sends them (to nobody)
+        await until_lost(19, lost)
         monkeypatch.undo()
         engine.store(20)
         last = {number.to_bytes(32, "big") for number in range(16, 21)}
@@ -255,9 +264,9 @@ async def test_without_a_replay_a_gap_drops_what_was_known(
         while not sink.blocks:
             engine.store(0)
             await asyncio.sleep(0.05)
-        _drop(engine.publisher, lambda _: True, monkeypatch)
+        lost = _drop(engine.publisher, lambda _: True, monkeypatch)
         engine.store(1)
-        await asyncio.sleep(0.2)
+        await until_lost(1, lost)
         monkeypatch.undo()
         engine.store(2)
         await until(lambda: sink.blocks == {(2).to_bytes(32, "big")}, "old blocks were kept")
