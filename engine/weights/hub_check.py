@@ -72,7 +72,10 @@ def _refuse_damaged(source: str, path: Path, checking: Progress | None) -> None:
 def _damaged(path: Path, checking: Progress | None) -> Iterator[Path]:
     """Files whose content has not the digest that they are stored under. Notes what is sound."""
     folder = path if path.is_dir() else path.parent
-    links = [path] if path.is_file() else sorted(p for p in folder.iterdir() if p.is_symlink())
+    links = [path]
+    if not path.is_file():
+        # Links that lead nowhere are of files that nobody asked for, whose content is deleted.
+        links = sorted(p for p in folder.iterdir() if p.is_symlink() and p.exists())
     known = _read_checked(folder)
     checked: dict[str, list[int]] = {}
     total, done = sum(link.stat().st_size for link in links), 0

@@ -53,6 +53,7 @@ def test_a_file_that_rots_on_the_disk_is_found(hub: Hub, tmp_path: Path) -> None
     folder = Path(fetch(tmp_path, hub, "hf://org/model").stdout.strip())
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"rot")
+    (folder / "pytorch_model.bin").symlink_to("../../blobs/deleted")
     hub.downloaded.clear()
     assert fetch(tmp_path, hub, "hf://org/model").returncode == 0
     assert hub.downloaded == ["model.safetensors"]
