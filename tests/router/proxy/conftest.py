@@ -15,7 +15,9 @@ from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
 from support.scripted_replica import ScriptedReplica, scripted
 
-QUICK = {"health_interval": 0.05, "queue_timeout": 3.0, "idle_timeout": 0.5}
+QUICK = {"health_interval": 0.05, "queue_timeout": 3.0, "idle_timeout": 10.0}
+IMPATIENT = {"idle_timeout": 0.5}
+"""For replicas that fall silent."""
 
 
 class Routed:

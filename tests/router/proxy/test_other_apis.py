@@ -9,6 +9,8 @@ from pagelet.router.proxy.usage import TokenCounts, read_usage
 from pagelet.router.tenants.key_file import digest_entry
 from support.scripted_replica import ScriptedReplica, error, stream
 
+from .conftest import IMPATIENT
+
 
 @pytest.mark.parametrize(
     "path", ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score", "/rerank"]
@@ -116,7 +118,7 @@ async def test_a_stream_goes_on_at_another_replica(routed, path, end) -> None:
     replicas = ScriptedReplica(), ScriptedReplica()
     for each in replicas:
         each.answer = answer
-    async with routed(*replicas) as fleet:
+    async with routed(*replicas, **(IMPATIENT if end == "silent" else {})) as fleet:
         response = await fleet.post({"stream": True}, path)
         assert response.content == b"".join(
             named(*each)

@@ -10,6 +10,8 @@ from pagelet.protocol.router import ModelRoute, Pool
 from pagelet.router.proxy.journal import EventSplitter, Journal, StreamFailed
 from support.scripted_replica import DONE, ScriptedReplica, error, event, scripted, stream
 
+from .conftest import IMPATIENT
+
 SERVER_ERROR = (
     b'data: {"error":{"message":"died","type":"server_error","param":null,"code":"x"}}\n\n'
 )
@@ -62,7 +64,8 @@ async def test_a_stream_goes_on_from_its_journal(routed, end) -> None:
     half = event(0, "never", "tokens 0 9")[:-20]
     after = [event(0, "c", "tokens 0 8", "end 0", finish="stop"), DONE]
     script = Script(stream(*before, half, **end), stream(*after))
-    async with routed(*script.replicas) as fleet:
+    patience = IMPATIENT if end["end"] == "silent" else {}
+    async with routed(*script.replicas, **patience) as fleet:
         data = await fleet.stream({"seed": 3})
         assert shown(data) == {0: "abc"}
         assert data.endswith(DONE)
