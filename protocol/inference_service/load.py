@@ -2,6 +2,8 @@
 refused here, with file, line, path, value and what would be right."""
 
 import dataclasses
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -32,6 +34,19 @@ _METADATA: Final[Schema] = {
     "x-kubernetes-preserve-unknown-fields": True,
 }
 
+_METADATA_FIELDS: Final = frozenset(
+    (
+        *("name", "generateName", "namespace", "labels", "annotations", "finalizers"),
+        *("ownerReferences", "uid", "resourceVersion", "generation", "creationTimestamp"),
+        *("deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"),
+    )
+)
+"""Of Kubernetes. An API server of the future may have more, but not a file for the present one."""
+_LISTS: Final = ("List", f"{KIND}List")
+_PAIR: Final = re.compile(
+    r"(?<!\\)((?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_MARK: Final = re.compile("^\ufeff", re.MULTILINE)
 _MOST_VALUES: Final = 200_000
 """Of a document with its aliases written out, which a few lines can make endless."""
 _ENTRIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -128,7 +143,8 @@ def _convert(body: Mapping[str, Any]) -> InferenceService:
 
 def _problems_of_service(body: Mapping[str, Any]) -> Iterator[Problem]:
     for field in body.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
-        yield Problem((field,), "there is no such field; the service is described in spec")
+        path = (str(field),)
+        yield Problem(path, "there is no such field; the service is described in spec")
     yield from validate(body.get("metadata") or {}, _METADATA, ("metadata",))
     spec = body.get("spec")
     if spec is None:
@@ -187,6 +203,10 @@ class _Document:
             if kind != KIND:
                 yield Problem(("kind",), f"{_given(kind)}; write {KIND}")
             yield from _problems_of_service(self.value)
+            metadata = self.value.get("metadata")
+            if isinstance(metadata, dict):
+                for field in metadata.keys() - _METADATA_FIELDS:
+                    yield Problem(("metadata", str(field)), "there is no such field of metadata")
         elif kind == KIND:
             yield Problem(("apiVersion",), f"{_given(version)}; write {API_VERSION}")
         elif isinstance(kind, str) and kind in _OF_KIND:
@@ -200,11 +220,39 @@ class _Document:
         return _convert(self.value)
 
 
+def _objects(document: _Document, name: str) -> Iterator[_Document]:
+    """The objects of a list, as `kubectl get -o yaml` writes several; else the document itself."""
+    if document.value.get("kind") not in _LISTS:
+        yield document
+        return
+    assert isinstance(document.node, yaml.MappingNode)
+    nodes = next((value for key, value in document.node.value if key.value == "items"), None)
+    items = document.value.get("items")
+    if not isinstance(items, list) or not isinstance(nodes, yaml.SequenceNode):
+        words = "is missing" if items is None else "takes a list"
+        raise InvalidServices([document.locate(Problem(("items",), words), name)])
+    for index, (item, node) in enumerate(zip(items, nodes.value, strict=True)):
+        if not isinstance(item, dict):
+            raise InvalidServices(
+                [document.locate(Problem(("items", index), "takes a mapping"), name)]
+            )
+        yield from _objects(_Document(item, node), name)
+
+
 def _given(value: Any) -> str:
     return "is missing" if value is None else f"is {value}"
 
 
+def _plain(text: str) -> str:
+    """Without what JSON and files of some systems have, and YAML does not: characters as two
+    escapes, and byte order marks before documents that were joined."""
+    if text.lstrip("\ufeff \t\r\n").startswith("{"):
+        text = _PAIR.sub(lambda pair: pair[1] + json.loads(f'"{pair[2]}"'), text)
+    return _MARK.sub("", text)
+
+
 def _documents(text: str, name: str) -> Iterator[_Document]:
+    text = _plain(text)
     if (wrong := yaml.reader.Reader.NON_PRINTABLE.search(text)) is not None:
         line = text.count("\n", 0, wrong.start()) + 1
         words = f"the character U+{ord(wrong[0]):04X} may not stand in it"
@@ -220,7 +268,7 @@ def _documents(text: str, name: str) -> Iterator[_Document]:
             if not isinstance(value, dict):
                 line = node.start_mark.line + 1
                 raise InvalidServices([f"{name}:{line}: a document must be a mapping"])
-            yield _Document(value, node)
+            yield from _objects(_Document(value, node), name)
     except TooManyNodes:
         words = f"holds more than {MOST_NODES:,} names and values; write fewer"
         raise InvalidServices([f"{name}: {words}"]) from None

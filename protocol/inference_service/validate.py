@@ -42,7 +42,12 @@ def dotted(path: Path) -> str:
     """`spec.engine.maxNumSeqs`, `spec.model.servedNames[0]`."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            # What cannot be seen, such as a no-break space for an indent, is written out.
+            name = step if step.isprintable() else ascii(step)
+            text += f".{name}" if text else name
     return text
 
 

@@ -1,9 +1,12 @@
 """YAML to InferenceServices: what is wrong is said with its line, and what would be right."""
 
 import base64
+import json
 
 import pytest
+import yaml
 
+from pagelet.protocol.inference_service.kind import API_VERSION
 from pagelet.protocol.inference_service.load import (
     InvalidServices,
     load_manifest,
@@ -185,3 +188,50 @@ def test_what_is_no_number_of_replicas_is_said_as_it_was_read(value: str, words:
     [problem] = problems(f"{SERVICE}  replicas: {value}\n")
     assert problem.startswith("service.yaml:6: ")
     assert words in problem
+
+
+def test_lists_are_read_as_kubectl_writes_and_applies_them() -> None:
+    [one] = yaml.safe_load_all(SERVICE)
+    other = {**one, "metadata": {"name": "other"}}
+    for version, kind in (("v1", "List"), (API_VERSION, "InferenceServiceList")):
+        made = {"apiVersion": version, "kind": kind, "metadata": {"resourceVersion": ""}}
+        text = json.dumps(made | {"items": [one, {"kind": "List", "items": [other]}]})
+        assert [service.name for service in load_services(text)] == ["smollm2", "other"]
+    head = "apiVersion: v1\nkind: List\n"
+    inner = "".join(f"  {line}\n" for line in f"{SERVICE}  replcas: 1".splitlines())
+    [replicas] = problems(f"{head}items:\n-{inner[1:]}")
+    assert replicas.startswith("service.yaml:9: spec.replcas: there is no such field")
+    assert problems(head) == ["service.yaml:1: items: is missing"]
+    assert problems(f"{head}items: a\n") == ["service.yaml:3: items: takes a list"]
+    assert problems(f"{head}items: [~]\n") == ["service.yaml:3: items[0]: takes a mapping"]
+
+
+def test_json_and_byte_order_marks_are_read_as_kubectl_reads_them() -> None:
+    [one] = yaml.safe_load_all(SERVICE)
+    names = ["\N{PILE OF POO}", "\\ud83d\\udca9", "\\\N{PILE OF POO}"]
+    one["spec"]["model"]["servedNames"] = names
+    [service] = load_services(json.dumps(one, indent="\t"))
+    assert service.served_names == names
+    other = SERVICE.replace("name: smollm2", "name: other")
+    marked = f"\ufeff{SERVICE}---\n\ufeff{other}"
+    assert [service.name for service in load_services(marked)] == ["smollm2", "other"]
+    assert [service.name for service in load_services(SERVICE.replace("\n", "\r\n"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("~: a", "None: there is no such field"),
+        ("yes: a", "True: there is no such field"),
+        ("\u00a0 model: a", "'\\xa0 model': there is no such field"),
+    ],
+)
+def test_names_that_are_no_text_or_cannot_be_seen_are_shown(line: str, problem: str) -> None:
+    [found] = problems(f"{SERVICE}{line}\n")
+    assert problem in found
+
+
+def test_fields_of_metadata_are_those_of_kubernetes() -> None:
+    [found] = problems(SERVICE.replace("name: smollm2}", "name: smollm2, lables: {a: b}}"))
+    assert found == "service.yaml:3: metadata.lables: there is no such field of metadata"
+    load_services(SERVICE.replace("name: smollm2}", "name: smollm2, uid: a, finalizers: []}"))
