@@ -35,6 +35,8 @@ class Server:
         self.keys = ApiKeys(settings.api_keys, None if file is None else Path(file))
         self.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
         self.admission = Admission(settings.max_queue)
+        self.long_bodies = asyncio.Lock()
+        """Held by the one that is validated."""
         store = settings.response_store
         self.responses = None if store is None else ResponseStore(store)
         self.spans = open_sink(SERVICE_NAME, settings.otlp_traces_endpoint)

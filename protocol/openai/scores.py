@@ -65,7 +65,7 @@ class RerankRequest(PoolingRequest):
     query: str
     documents: Annotated[
         list[Annotated[Document, BeforeValidator(_as_object), one_of(str, dict)]],
-        Field(min_length=1, fail_fast=True),
+        Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True),
     ]
     top_n: Annotated[Integer, Field(ge=0)] | None = None
     """Answer with so many; 0 or none: with all."""

@@ -137,6 +137,7 @@ def test_a_long_input_is_refused_or_cut_to_its_end(embedding, tokenizer):
             "1025 texts, and this server takes at most",
         ),
         ("rerank", {"query": "a", "documents": ["x"] * 1024}, "documents", "takes at most 1024"),
+        ("rerank", {"query": "a", "documents": ["x"] * 2049}, "documents", "at most 2048 items"),
         ("completions", {"prompt": "x"}, None, "does not generate: it embeds"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, None, "generate"),
         ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "as many as"),
