@@ -4,6 +4,7 @@ headless Service, disruption budget."""
 import math
 from typing import Final
 
+from pagelet.operator.planning import pods
 from pagelet.operator.planning.context import Context
 from pagelet.operator.planning.group import group_objects
 from pagelet.operator.planning.model_volume import MountedModel, mount_model
@@ -15,13 +16,14 @@ from pagelet.operator.planning.objects import (
     Object,
     agent_name,
     agents_service_name,
-    common_labels,
     make,
     selector,
 )
 from pagelet.operator.planning.pods import (
+    REVISIONS_KEPT,
     container,
     container_resources,
+    disruption_budget,
     pod_spec,
     scratch_volumes,
     server_fields,
@@ -35,7 +37,6 @@ _CPU_SHARED_MEMORY: Final = "256Mi"
 _SHARED_MEMORY_GIB_PER_RANK: Final = 1
 """NCCL's buffers between the ranks of a node."""
 _DOWNLOAD_SECONDS: Final = 4 * 3600
-_REVISIONS_KEPT: Final = 3
 
 
 def agent_objects(service: InferenceService, revision: Revision, context: Context) -> list[Object]:
@@ -63,21 +64,7 @@ def agent_objects(service: InferenceService, revision: Revision, context: Contex
                 "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http"}],
             },
         ),
-        make(
-            service,
-            "PodDisruptionBudget",
-            name,
-            "agent",
-            api_version="policy/v1",
-            revision=revision.name,
-            spec={
-                # Pods of a group fail together, and then none of another may be taken.
-                "maxUnavailable": 1,
-                "selector": {"matchLabels": labels},
-                # A replica that does not work must not hold up a node's maintenance.
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            },
-        ),
+        disruption_budget(service, name, "agent", labels, revision.name),
     ]
 
 
@@ -99,7 +86,7 @@ def _deployment(
         spec={
             "replicas": revision.replicas,
             "selector": {"matchLabels": labels},
-            "revisionHistoryLimit": _REVISIONS_KEPT,
+            "revisionHistoryLimit": REVISIONS_KEPT,
             "progressDeadlineSeconds": progress_seconds(service, revision),
             "strategy": {
                 "type": "RollingUpdate",
@@ -154,27 +141,7 @@ def pod_template(service: InferenceService, revision: Revision, context: Context
         pod["nodeSelector"] = dict(spec.placement.node_selector)
     if spec.placement.tolerations:
         pod["tolerations"] = list(spec.placement.tolerations)
-    pod["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": labels},
-        }
-    ]
-    template = {
-        "metadata": {
-            "labels": common_labels(service.name, "agent") | labels,
-            "annotations": {
-                "kubectl.kubernetes.io/default-container": "agent",
-                "prometheus.io/scrape": "true",
-                "prometheus.io/port": str(HTTP_PORT),
-                "prometheus.io/path": "/metrics",
-                **model.annotations,
-            },
-        },
-        "spec": pod,
-    }
+    template = pods.pod_template(service.name, "agent", labels, pod, model.annotations)
     return merge_pod_template(template, service.spec.pod_template, labels)
 
 

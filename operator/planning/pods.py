@@ -5,13 +5,22 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pagelet.operator.planning.objects import HTTP_PORT, Object
+from pagelet.operator.planning.objects import (
+    HTTP_PORT,
+    Component,
+    Object,
+    common_labels,
+    make,
+)
 from pagelet.protocol.inference_service.pods import Resources
+from pagelet.protocol.inference_service.service import InferenceService
 
 USER: Final = 65532
 """No user of the host, and what `nonroot` means in distroless images."""
 LEAVE_SECONDS: Final = 5
 """Before a container is told to stop: for routers and proxies to learn that it goes."""
+REVISIONS_KEPT: Final = 3
+"""Of a Deployment, to go back to by hand."""
 _CLOSE_SECONDS: Final = 15
 """For the process to end after its drain."""
 _STARTUP_PERIOD: Final = 5
@@ -47,6 +56,61 @@ def pod_spec(
     if init_containers:
         spec["initContainers"] = init_containers
     return spec
+
+
+def pod_template(
+    service: str,
+    component: Component,
+    labels: Mapping[str, str],
+    pod: Object,
+    annotations: Mapping[str, str] | None = None,
+) -> Object:
+    """Of the pods that `labels` choose: spread over the nodes, and found by Prometheus. The main
+    container is named after the component."""
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
+    return {
+        "metadata": {
+            "labels": {**common_labels(service, component), **labels},
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": component,
+                "prometheus.io/scrape": "true",
+                "prometheus.io/port": str(HTTP_PORT),
+                "prometheus.io/path": "/metrics",
+                **(annotations or {}),
+            },
+        },
+        "spec": {**pod, "topologySpreadConstraints": [spread]},
+    }
+
+
+def disruption_budget(
+    service: InferenceService,
+    name: str,
+    component: Component,
+    labels: Mapping[str, str],
+    revision: str | None = None,
+) -> Object:
+    """One of the pods that `labels` choose may be taken at a time: pods of a group fail together,
+    and then none of another may be taken."""
+    return make(
+        service,
+        "PodDisruptionBudget",
+        name,
+        component,
+        api_version="policy/v1",
+        revision=revision,
+        spec={
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": dict(labels)},
+            # A replica that does not work must not hold up a node's maintenance.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    )
 
 
 def container(

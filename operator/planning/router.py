@@ -10,15 +10,17 @@ from pagelet.operator.planning.objects import (
     HTTP_PORT,
     Object,
     agents_service_name,
-    common_labels,
     make,
     router_name,
     selector,
 )
 from pagelet.operator.planning.pods import (
+    REVISIONS_KEPT,
     container,
     container_resources,
+    disruption_budget,
     pod_spec,
+    pod_template,
     scratch_volumes,
     server_fields,
 )
@@ -66,18 +68,7 @@ def router_objects(service: InferenceService, context: Context) -> list[Object]:
         ),
         make(service, "ConfigMap", name, "router", data={_CONFIG_FILE: _configuration(service)}),
         _deployment(service, name, labels, context),
-        make(
-            service,
-            "PodDisruptionBudget",
-            name,
-            "router",
-            api_version="policy/v1",
-            spec={
-                "maxUnavailable": 1,
-                "selector": {"matchLabels": labels},
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            },
-        ),
+        disruption_budget(service, name, "router", labels),
     ]
 
 
@@ -127,26 +118,7 @@ def _deployment(
         drain_seconds=rollout.drain_seconds,
         volumes=volumes,
     )
-    pod["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": labels},
-        }
-    ]
-    template = {
-        "metadata": {
-            "labels": common_labels(service.name, "router") | labels,
-            "annotations": {
-                "kubectl.kubernetes.io/default-container": "router",
-                "prometheus.io/scrape": "true",
-                "prometheus.io/port": str(HTTP_PORT),
-                "prometheus.io/path": "/metrics",
-            },
-        },
-        "spec": pod,
-    }
+    template = pod_template(service.name, "router", labels, pod)
     return make(
         service,
         "Deployment",
@@ -156,7 +128,7 @@ def _deployment(
         spec={
             "replicas": router.replicas,
             "selector": {"matchLabels": labels},
-            "revisionHistoryLimit": 3,
+            "revisionHistoryLimit": REVISIONS_KEPT,
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
