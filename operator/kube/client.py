@@ -8,6 +8,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import ssl
 import tempfile
 import time
@@ -25,7 +26,8 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
 _PAGE: Final = 250
 _FRESH_SECONDS: Final = 60
 """Credentials are read again after so long: a pod's token is replaced within the hour."""
-_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML, nearly
+_ESCAPED_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class ApiError(Exception):
@@ -179,7 +181,7 @@ class Client:
             method,
             self._connection.server + path,
             params=query,
-            data=None if body is None else json.dumps(body).encode(),
+            data=None if body is None else encoded(body),
             headers=headers,
         ) as response:
             await _raise_for_status(response)
@@ -231,6 +233,14 @@ def _error(status: Object) -> ApiError:
     code, reason = int(status.get("code", 500)), str(status.get("reason") or "Unknown")
     kind = {404: NotFound, 409: Conflict}.get(code, ApiError)
     return kind(code, reason, str(status.get("message") or f"HTTP {code}"))
+
+
+def encoded(body: Object) -> bytes:
+    """As JSON that YAML reads alike, which knows no character as two escapes (an emoji, say) and
+    takes some only as escapes."""
+    text = json.dumps(body, ensure_ascii=False)
+    escaped = _ESCAPED_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return escaped.encode(errors="replace")  # half a character is none for the API server either
 
 
 def _tls(connection: kopf.ConnectionInfo) -> ssl.SSLContext | bool:

@@ -28,7 +28,8 @@ _OF_THE_SPEC: Final = {
 }
 _MOST_CHARACTERS: Final = 600
 _OF_POD: Final = re.compile(
-    r'^([Cc]reate Pod \S+ in StatefulSet \S+ failed error: )?pods "[^"]*" is forbidden: '
+    r"^([Cc]reate Pod \S+ in StatefulSet \S+ failed error: )?"
+    r'(pods "[^"]*" is forbidden|Pod "[^"]*" is invalid): '
 )
 """Its name is another at each attempt."""
 
