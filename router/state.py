@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from pagelet.process.open_requests import OpenRequests
 from pagelet.process.spans import open_sink
 from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import Pool, RouterConfig
@@ -28,7 +29,7 @@ from pagelet.router.upstream.connection import Headers, UpstreamError
 _log = logging.getLogger(__name__)
 
 
-class RouterState:
+class RouterState(OpenRequests):
     """Made from a configuration; `running` keeps it up to date."""
 
     def __init__(
@@ -39,6 +40,7 @@ class RouterState:
         Raises `ValueError` for a configuration that cannot work, `OSError` and `KeyFileError` for
         files that cannot be read.
         """
+        super().__init__()
         self.config = config
         self.options = config.proxy
         self.tenants = TenantDirectory(_path(config.api_keys_file), config.default_limits)
@@ -59,9 +61,6 @@ class RouterState:
         self.spans = open_sink(SERVICE_NAME)  # last: it has a thread, which nobody else would end
         self._loading: dict[PoolRef, asyncio.Task[None]] = {}
         self.draining = False
-        self.open_requests = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def _add_pool(self, ref: PoolRef, pool: Pool, shared_prefixes: Sequence[str]) -> None:
         self.tokenisers[ref] = Tokeniser(shared_prefixes)
@@ -109,21 +108,6 @@ class RouterState:
         pools = self.pools.values()
         return [r for pool in pools for r in (*pool.replicas.values(), *pool.keepers.values())]
 
-    def open_request(self) -> None:
-        """A request that a drain waits for began."""
-        self.open_requests += 1
-        self._idle.clear()
-
-    def close_request(self) -> None:
-        """It ended."""
-        self.open_requests -= 1
-        if not self.open_requests:
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Until no request is open."""
-        await self._idle.wait()
-
     async def drain(self, most_seconds: float) -> bool:
         """From now on new requests are refused. Whether all that are open finished in time."""
         self.draining = True
@@ -133,7 +117,7 @@ class RouterState:
         """Whether all requests that are open finished in time."""
         try:
             async with asyncio.timeout(most_seconds):
-                await self.idle()
+                await self.wait_idle()
         except TimeoutError:
             _log.warning("%d requests did not finish within %g s", self.open_requests, most_seconds)
             return False

@@ -80,7 +80,7 @@ class States:
         async with state.running():
             started.set()
             await self._replaced[state].wait()
-            await state.idle()
+            await state.wait_idle()
         del self._running[state], self._replaced[state]
 
 

@@ -15,6 +15,7 @@ from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
 from pagelet.agent.spans import SERVICE_NAME
 from pagelet.engine.async_llm import AsyncLLM
+from pagelet.process.open_requests import OpenRequests
 from pagelet.process.spans import open_sink
 from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.openai.errors import ApiError
@@ -22,10 +23,11 @@ from pagelet.protocol.openai.errors import ApiError
 log = logging.getLogger(__name__)
 
 
-class Server:
+class Server(OpenRequests):
     """The state of one HTTP server. `begin_drain` and `wait_idle` are for its owner."""
 
     def __init__(self, llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> None:
+        super().__init__()
         self.llm = llm
         self.settings = settings
         self.metrics = metrics
@@ -41,17 +43,10 @@ class Server:
         self.responses = None if store is None else ResponseStore(store)
         self.spans = open_sink(SERVICE_NAME, settings.otlp_traces_endpoint)
         self.draining = False
-        self.open_requests = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def begin_drain(self) -> None:
         """From now on new requests are refused; those that are open finish."""
         self.draining = True
-
-    async def wait_idle(self) -> None:
-        """Until no request is open."""
-        await self._idle.wait()
 
     async def wait_fetched(self) -> None:
         """Until clients have had time to ask for what was answered in the background, and no
@@ -61,17 +56,6 @@ class Server:
             log.info("waiting %.0f s at most for responses to be asked for", seconds)
             await responses.fetched()
         await self.wait_idle()
-
-    def open_request(self) -> None:
-        """A request that a drain waits for began."""
-        self.open_requests += 1
-        self._idle.clear()
-
-    def close_request(self) -> None:
-        """It ended."""
-        self.open_requests -= 1
-        if not self.open_requests:
-            self._idle.set()
 
     def check_model(self, name: str) -> str:
         """The name that answers carry, as in vLLM: the first of the model's, or the adapter's.
