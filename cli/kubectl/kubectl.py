@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -85,4 +86,7 @@ def _words(stderr: str) -> str:
             "this cluster knows no InferenceServices: install Pagelet with helm install pagelet "
             "charts/pagelet, or choose another cluster with --context"
         )
-    return re.sub(r"^(error: |Error from server \(\w+\): )", "", stderr.strip())
+    # What kubectl logs on its way stands before what it has to say.
+    lines = [line for line in stderr.strip().splitlines() if not _LOGGED.match(line)]
+    words = "\n".join(lines) or stderr.strip()
+    return re.sub(r"^(error: |Error from server \(\w+\): )", "", words)

@@ -69,6 +69,25 @@ async def test_failures_are_kubectls_words(api: Api, plugin: dict[str, str]) -> 
     assert await fails_with("explain", "absent", "id") == absent
 
 
+def test_a_cluster_that_cannot_be_reached_is_said_in_a_line(
+    plugin: dict[str, str], tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "a", "user": {"token": "a"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "current-context": "a",
+    }
+    nowhere.write_text(json.dumps(config))
+    result = kubectl(plugin | {"KUBECONFIG": str(nowhere)}, "status")
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: The connection to the server 127.0.0.1:1 was refused")
+
+
 async def test_a_service_that_no_operator_has_seen_is_told_of_and_points_to_its_status(
     api: Api, namespace: str, plugin: dict[str, str]
 ) -> None:
