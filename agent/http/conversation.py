@@ -1,36 +1,58 @@
 """Hands a conversation to the engine, whichever API it came by."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from pagelet.agent.http.answers import Answers, given_prompts
+from pagelet.agent.http.fitting import fitting_prompt
 from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server
 from pagelet.engine.processor import truncated
 from pagelet.protocol.errors import InvalidRequest
-from pagelet.protocol.openai.chat import ChatCompletionRequest
+from pagelet.protocol.openai.chat import ChatCompletionRequest, Message
 from pagelet.protocol.openai.errors import describe
 from pagelet.protocol.openai.routing import RouterHints
 
 
+async def prompt_of(
+    server: Server, body: ChatCompletionRequest, fit_to: int | None = None
+) -> list[int]:
+    """By the model's chat template. With `fit_to` without what is oldest, if it has more tokens
+    than that. Raises `InvalidRequest`."""
+    options = body.template_options()
+
+    async def render(messages: Sequence[Message]) -> list[int]:
+        told = [message.for_template() for message in messages]
+        return await server.llm.render_chat(told, **options)
+
+    if fit_to is None:
+        return await render(body.messages)
+    return await fitting_prompt(body.messages, fit_to, render)
+
+
 async def start_conversation(
-    server: Server, body: ChatCompletionRequest, answers: Answers, request_id: str
+    server: Server,
+    body: ChatCompletionRequest,
+    answers: Answers,
+    request_id: str,
+    *,
+    drops_oldest: bool = False,
 ) -> tuple[list[int], MessagePlan | None]:
-    """The prompt, and how its answers, which have been started, are to be read.
+    """The prompt, and how its answers, which have been started, are to be read. With
+    `drops_oldest` a conversation that is too long loses what is oldest in it.
 
     Raises `InvalidRequest` or `EngineDead`.
     """
     hints = body.pagelet or RouterHints()
-    if hints.prompt_token_ids is None:
-        messages = [message.for_template() for message in body.messages]
-        prompt = await server.llm.render_chat(messages, **body.template_options())
-    else:
-        [prompt] = given_prompts(hints.prompt_token_ids, 1)
     sampling = chat_sampling(body)
     room = server.llm.max_model_len - (sampling.max_tokens or 1)
+    if hints.prompt_token_ids is None:
+        prompt = await prompt_of(server, body, room if drops_oldest else None)
+    else:
+        [prompt] = given_prompts(hints.prompt_token_ids, 1)
     prompt = truncated(prompt, body.truncate_prompt_tokens, room)
     if body.callable_tools:  # reading their schemas may take long
         plan = await asyncio.to_thread(server.message_forms.plan, body, prompt, sampling)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagelet.agent.http.body import parse_body
+from pagelet.agent.http.conversation import prompt_of
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.sampling import chat_sampling, completion_sampling
 from pagelet.agent.http.server import Server, server_of
@@ -26,8 +27,7 @@ async def render_chat(request: Request) -> Response:
     body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
-    messages = [message.for_template() for message in body.messages]
-    prompt = await server.llm.render_chat(messages, **body.template_options())
+    prompt = await prompt_of(server, body)
     request_id = f"chatcmpl-{context_of(request).request_id}"
     return _json(_rendered(server, request_id, body, prompt, chat_sampling(body)))
 
@@ -64,7 +64,7 @@ def _rendered(
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
-    params = msgspec.structs.replace(first.params, n=body.n or 1, seed=sampling.seed)
+    params = msgspec.structs.replace(first.params, n=sampling.n or 1, seed=sampling.seed)
     return {
         "request_id": request_id,
         "model": body.model,

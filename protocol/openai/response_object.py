@@ -131,6 +131,6 @@ class ResponseObject(ResponseBody):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float | None
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None

@@ -181,6 +181,8 @@ class ResponseRequest(RequestBody):
     """Keeps the response, on a server that keeps any."""
     previous_response_id: str | None = None
     """A response that was kept: `input` goes on from it."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """"auto" leaves out what is oldest of a conversation that is too long."""
     background: bool | None = None
     """Answers at once, with a response that is still to come. It is kept."""
     conversation: Annotated[Any, unsupported(remedy=_NO_CONVERSATIONS)] = None
@@ -189,7 +191,6 @@ class ResponseRequest(RequestBody):
     moderation: Annotated[Any, unsupported()] = None
     prompt: Annotated[Any, unsupported()] = None
     prompt_cache_options: Annotated[Any, unsupported()] = None
-    truncation: Annotated[Any, unsupported("disabled")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResponseRequest":

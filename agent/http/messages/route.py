@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from pagelet.agent.http.answers import Answers
 from pagelet.agent.http.body import parse_body
-from pagelet.agent.http.conversation import renamed, start_conversation
+from pagelet.agent.http.conversation import prompt_of, renamed, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
@@ -79,7 +79,5 @@ async def count_tokens(request: Request) -> Response:
     body = await parse_body(request, CountTokensRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
     chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
-    messages = [turn.for_template() for turn in chat.messages]
-    prompt = await server.llm.render_chat(messages, **chat.template_options())
-    answer = TokenCount(input_tokens=len(prompt))
+    answer = TokenCount(input_tokens=len(await prompt_of(server, chat)))
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -170,6 +170,7 @@ class ResponseWriter:
                 for tool in body.tools or ()
             ],
             top_logprobs=body.top_logprobs or 0,
+            truncation=body.truncation or "disabled",
             top_p=self._in_force("top_p", body.top_p),
             user=body.user,
         )

@@ -83,7 +83,9 @@ async def _begin(
     request_id = context_of(request).request_id
     try:
         chat = await asyncio.to_thread(chat_request, body, before)  # of many items it takes long
-        _, plan = await start_conversation(server, chat, answers, request_id)
+        _, plan = await start_conversation(
+            server, chat, answers, request_id, drops_oldest=body.truncation == "auto"
+        )
     except InvalidRequest as error:
         raise renamed(error, NAMES) from error
     if body.wants_logprobs and plan is not None:
