@@ -79,6 +79,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(cycle, app)
+        cycle.transport = _HeldHead(cycle, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
@@ -103,6 +104,42 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._watch(left)
         else:
             self.transport.close()
+
+
+class _HeldHead:
+    """Stands for the transport until the head of an answer was written: it waits for what follows
+    at once, so that both are one packet and one system call, not two."""
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._loop = loop
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """As a transport's."""
+        if self._head is not None:
+            self._release(data)
+        elif self._cycle.response_started:
+            self._head = data
+            self._loop.call_soon(self._release)
+        else:  # an interim answer
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """As a transport's."""
+        self._release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """As a transport's."""
+        return self._transport.is_closing()
+
+    def _release(self, following: bytes = b"") -> None:
+        if self._head is not None:
+            self._transport.write(self._head + following)
+            self._head = None
+            self._cycle.transport = self._transport
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:

@@ -26,6 +26,9 @@ def configure_logging(level: str, log_format: str, process: str) -> None:
     root.setLevel(logging.WARNING if level == "info" else level.upper())
     logging.getLogger("pagelet").setLevel(level.upper())
     sys.excepthook = _log_uncaught
+    # What no line of ours shows, and costs more than the rest of it: who called, from which thread.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class TextFormatter(logging.Formatter):

@@ -115,6 +115,15 @@ class TenantLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Share of the replicas when requests wait, beside the weights of other waiting tenants."""
 
+    @property
+    def bound_nothing(self) -> bool:
+        """Whether a tenant may send whatever it likes."""
+        return (
+            self.requests_per_minute is None
+            and self.tokens_per_minute is None
+            and self.concurrency is None
+        )
+
 
 class RouterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Everything that a router needs to know before it starts."""

@@ -73,6 +73,8 @@ class ModelTable:
         self._said = [[_Said() for _ in route.pools] for route in routes]
         self._created = int(time.time())
         self._by_name: dict[str, int] = {}
+        self._all_names: list[list[str]] = []
+        """Of each route, the one for metrics first."""
         self._adapters: list[frozenset[str]] = []
         """Of each route: names of adapters, that mean nothing else."""
         given = [
@@ -209,11 +211,15 @@ class ModelTable:
 
     def _names(self, route: int) -> list[str]:
         """All of them, the one for metrics first."""
-        return list(dict.fromkeys([*self._own_names(route), *self._routes[route].aliases]))
+        return self._all_names[route]
 
     def _index_names(self) -> None:
         """Names that are given win over names that replicas bring, and routes that come first."""
         by_name: dict[str, int] = {}
+        self._all_names = [
+            list(dict.fromkeys([*self._own_names(route), *given.aliases]))
+            for route, given in enumerate(self._routes)
+        ]
         self._adapters = []
         for route, given in enumerate(self._routes):
             names = (given.name, *given.aliases, *given.adapters)

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-import secrets
+import random
 from typing import Any, Final
 
 import msgspec
@@ -210,7 +210,7 @@ class _Bodies:
             self._hints["conversation"] = msgspec.Raw(body.before)
         if stream:
             self._hints["journal"] = True
-            self._hints["seed"] = secrets.randbits(_SEED_BITS)
+            self._hints["seed"] = random.getrandbits(_SEED_BITS)
 
     def body(self, replica: Replica, resume: dict[str, Any] | None) -> bytes:
         """For a replica, given what a stream has shown."""

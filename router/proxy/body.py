@@ -1,5 +1,6 @@
 """A client's JSON body: what the router needs to know of it, and what replicas get to see."""
 
+import functools
 from typing import Any, Final
 
 import msgspec
@@ -157,9 +158,16 @@ class RequestBody:
         return msgspec.json.encode(fields)
 
 
+@functools.cache
+def _decoder_of(type_: Any) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(type_ | None)
+
+
 def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
+    if raw is _ABSENT:
+        return None
     try:
-        return msgspec.json.decode(raw, type=type_ | None)
+        return _decoder_of(type_).decode(raw)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

@@ -303,12 +303,16 @@ class Forwarding:
                 self._note_first_byte()
                 await exchange.begin(200, self._headers(opened))
                 opened.response.can_move = journal is not None and journal.begun
-            await exchange.write(data)
-            tail = (tail + data)[-_USAGE_TAIL:]
-            self._mid_event = not data.endswith((b"\n\n", b"\r\n\r\n"))
             if journal is not None and journal.num_tokens != tokens:
                 ticket.on_tokens(journal.num_tokens - tokens, time.monotonic())
                 tokens = journal.num_tokens
+            tail = (tail + data)[-_USAGE_TAIL:]
+            if opened.response.at_end and (journal is None or journal.may_end):
+                self.counts = read_usage(tail)
+                await exchange.end(data)
+                return
+            await exchange.write(data)
+            self._mid_event = not data.endswith((b"\n\n", b"\r\n\r\n"))
         if not exchange.status:
             raise ConnectionLost("the stream ended before its first event", begun=True)
         self.counts = read_usage(tail)

@@ -39,7 +39,8 @@ class Limiter:
         are the grant's."""
         now = time.monotonic() if now is None else now
         grant = Grant(self, self._counters, tenant)
-        grant.count_request(now)
+        if not tenant.limits.bound_nothing:
+            grant.count_request(now)
         return grant
 
     def expected_tokens(
@@ -97,6 +98,9 @@ class Grant:
     ) -> None:
         """Takes `answers` in flight and the tokens that they are thought to read and write. Raises
         429, and then takes nothing."""
+        if self._limits.bound_nothing:
+            self._answers = answers
+            return
         now = time.monotonic() if now is None else now
         each = self._limiter.mean_answer(self._tenant.name) if max_tokens is None else max_tokens
         tokens = prompt_tokens + answers * each
@@ -129,6 +133,9 @@ class Grant:
             self._settle(0.0, self._answers, now)
 
     def _settle(self, tokens: float, answers: int, now: float | None) -> None:
+        if self._limits.bound_nothing:
+            self._answers = 0
+            return
         now = time.monotonic() if now is None else now
         with self._counters.usage(self._tenant.name, now) as usage:
             self._run_down(usage, now)

@@ -2,6 +2,7 @@
 they come, and every wait has a bound."""
 
 import asyncio
+import math
 import ssl
 import urllib.parse
 from collections import deque
@@ -38,6 +39,10 @@ class AnswerTooLarge(UpstreamError):
     """The answer does not end."""
 
 
+class _TimeIsUp(Exception):
+    """Of a wait."""
+
+
 class Response:
     """An answer whose head has come. Whoever has it must `close` it, however it ends."""
 
@@ -57,6 +62,13 @@ class Response:
         self.last_activity = self._loop.time()
         """When something came last, on the event loop's clock."""
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait_ends = self._timer_ends = math.inf
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all of it has come and was read."""
+        return self._ended and self._error is None and not self._chunks
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of a name, which is in lower case."""
@@ -106,6 +118,9 @@ class Response:
 
     def close(self) -> None:
         """Lets go of it. What is still to come is cut off, so that the server can stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._upstream.release(self, self._connection if self._ended else None)
         if not self._ended:
             self._connection.abort()
@@ -134,19 +149,33 @@ class Response:
             self._waiter.set_result(None)
 
     async def _wait(self, seconds: float, complaint: str) -> None:
-        # asyncio.timeout would cost several times what the rest of a chunk's way does.
+        # A timer for each chunk, let alone asyncio.timeout, would cost as much as the rest of its
+        # way: one stays, looks when it is due whether it still is, and else sets itself again.
         self._waiter = waiter = self._loop.create_future()
-
-        def expire() -> None:
-            if not waiter.done():
-                waiter.set_exception(UpstreamTimeout(f"{complaint} within {seconds:g} s"))
-
-        timer = self._loop.call_later(seconds, expire)
+        self._wait_ends = self._loop.time() + seconds
+        if self._timer is None or self._timer_ends > self._wait_ends:
+            self._set_timer()
         try:
             await waiter
+        except _TimeIsUp:
+            raise UpstreamTimeout(f"{complaint} within {seconds:g} s") from None
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ends = self._wait_ends
+        self._timer = self._loop.call_at(self._timer_ends, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._wait_ends:
+            self._set_timer()
+        else:
+            self._waiter.set_exception(_TimeIsUp())
 
 
 class Upstream:

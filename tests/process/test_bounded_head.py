@@ -98,3 +98,104 @@ async def test_who_is_slow_or_waits_is_not() -> None:
         data = await exchange(port, *parts, pause=2.5 / len(parts))
         assert data.startswith(b"HTTP/1.1 200 OK")
         assert ends == ["answered"]
+
+
+class Recorder:
+    """A transport that remembers what was written at once."""
+
+    def __init__(self, transport):
+        self._transport = transport
+        self.writes = []
+
+    def write(self, data):
+        self.writes.append(bytes(data))
+        self._transport.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+
+@contextlib.asynccontextmanager
+async def answering(app):
+    """The port of a server that calls `app(send)` for each request, and what it writes at once."""
+    recorders = []
+
+    class Recording(BoundedHeadProtocol):
+        def connection_made(self, transport):
+            recorders.append(Recorder(transport))
+            super().connection_made(recorders[-1])
+
+    async def whole(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await receive()
+            await app(send)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = HTTPServer(whole, Recording)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        try:
+            yield listener.getsockname()[1], recorders
+        finally:
+            server.should_exit = True
+            await task
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def part(body, more_body):
+    return {"type": "http.response.body", "body": body, "more_body": more_body}
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_head_is_written_with_what_follows_at_once(method) -> None:
+    async def app(send):
+        await send(START)
+        await send(part(b"one", True))
+        await send(part(b"two", False))
+
+    ask = method + b" / HTTP/1.1\r\nHost: h\r\n"
+    async with answering(app) as (port, recorders):
+        data = await exchange(port, ask + b"\r\n" + ask + b"Connection: close\r\n\r\n")
+        (recorder,) = recorders
+    assert b"".join(recorder.writes) == data
+    assert [write[:15] for write in recorder.writes if b"HTTP/" in write] == [
+        b"HTTP/1.1 200 OK"
+    ] * 2
+    if method == b"GET":
+        assert len(recorder.writes) == 4
+        assert recorder.writes[0].endswith(b"\r\n\r\n3\r\none\r\n")
+        assert recorder.writes[1] == b"3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_a_head_that_nothing_follows_yet_waits_for_nobody() -> None:
+    sees = asyncio.Event()
+
+    async def app(send):
+        await send(START)
+        await sees.wait()
+        await send(part(b"one", False))
+
+    async with answering(app) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        sees.set()
+        assert await asyncio.wait_for(reader.read(), 20) == b"3\r\none\r\n0\r\n\r\n"
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_a_connection_is_closed_behind_a_head_without_a_body() -> None:
+    async def app(send):
+        await send(START | {"status": 204})
+        await send(part(b"", False))
+
+    async with answering(app) as (port, _):
+        data = await exchange(port, b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert data.startswith(b"HTTP/1.1 204 ")

@@ -117,6 +117,21 @@ def test_answers_in_flight(limiter):
     grants[2].reserve(3, 1, 1)
 
 
+def test_a_tenant_without_limits_is_not_looked_up():
+    counters = CounterTable()
+    limiter = Limiter(counters)
+    counters.close()  # whoever looks into it fails
+    for limits in ({}, {"weight": 2.0}):
+        grant = limiter.open(tenant(**limits))
+        grant.reserve(2, 5, None)
+        grant.settle(5, 80)
+        grant.close()
+    assert limiter.mean_answer("acme") == 40
+    for limit in ("requests_per_minute", "tokens_per_minute", "concurrency"):
+        with pytest.raises(ValueError, match="closed"):
+            limiter.open(tenant(**{limit: 1}))
+
+
 def test_no_limit_no_header(limiter):
     grant = limiter.open(tenant())
     grant.reserve(1000, 10**9, 10**9)

@@ -12,11 +12,13 @@ from pagelet.router.upstream.client import (
     AnswerTooLarge,
     ConnectFailed,
     ConnectRefused,
+    Response,
     Upstream,
     UpstreamTimeout,
 )
 from pagelet.router.upstream.connection import ConnectionLost, MalformedAnswer, UpstreamError
 from support.answering import LAST_CHUNK, STREAM_HEAD, answering, chunk
+from support.virtual_time import VirtualTimeLoop
 
 OK = b"HTTP/1.1 200 OK\r\nX-Own: yes\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -201,3 +203,40 @@ async def test_a_base_path_goes_before_every_other() -> None:
 def test_what_is_no_url_of_a_server_is_refused(url) -> None:
     with pytest.raises(ValueError, match=r"URL|Port"):
         Upstream(url, 1.0)
+
+
+class NoConnection:
+    """For an answer that a test brings itself."""
+
+    def abort(self) -> None: ...
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
+def test_silence_is_counted_from_what_came_last(reads) -> None:
+    """Of each read: after how long something comes, and how long is waited for it."""
+
+    async def read_all():
+        loop = asyncio.get_running_loop()
+        response = Response(Upstream("http://h", 1.0), NoConnection())
+        try:
+            for comes, waits in reads:
+                began = loop.time()
+                handle = loop.call_later(comes - 0.5, response.on_body, b"x")
+                try:
+                    assert await response.read(waits) == b"x"
+                except UpstreamTimeout:
+                    handle.cancel()
+                    assert loop.time() == began + waits
+                    assert waits < comes
+                else:
+                    assert loop.time() == began + comes - 0.5
+                    assert waits >= comes
+                assert not response.at_end
+            response.on_end(None)
+            assert response.at_end
+            assert await response.read(1) == b""
+        finally:
+            response.close()
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(read_all())
