@@ -83,10 +83,11 @@ def choose_capture_sizes(asked: Sequence[int] | None, max_num_seqs: int) -> list
     return sorted({size for size in ladder if size < largest} | {largest})
 
 
-def graph_bytes(sizes: Sequence[int], largest: int) -> int:
+def graph_bytes(sizes: Sequence[int], largest: int, row_bytes: int) -> int:
     """What graphs of these batch sizes will take: the pool that they share holds the bytes that the
-    layers need for the `largest` batch, and the driver keeps some for each graph."""
-    return largest + len(sizes) * _DRIVER_BYTES
+    layers need for the `largest` batch, the block tables of each of its rows are `row_bytes`, and
+    the driver keeps some for each graph."""
+    return largest + max(sizes) * row_bytes + len(sizes) * _DRIVER_BYTES
 
 
 class GraphForward:

@@ -220,7 +220,11 @@ class ModelRunner:
             stage("compiling kernels")
             self._warm_up()
             if graph_sizes:
-                needs += graph_bytes(graph_sizes, self._measure_decode(max(graph_sizes)))
+                max_blocks = -(-self._max_model_len // self._options.cache.block_size)
+                ladders = 1 if self._adapters is None else 2
+                row_bytes = 4 * max_blocks * len(self.layout.groups) * ladders
+                largest = self._measure_decode(max(graph_sizes))
+                needs += graph_bytes(graph_sizes, largest, row_bytes)
         return needs
 
     def _captured(
@@ -275,13 +279,17 @@ class ModelRunner:
         return peak
 
     def _warm_up(self) -> None:
-        """Has kernels compiled for steps of all sizes. All ranks run it."""
+        """Has kernels compiled for steps of all sizes, and for a decode of a short context, which
+        attention does not split. All ranks run it."""
         limits, longest = self._options.scheduler, max(1, self._max_model_len - 1)
-        for tokens in warm_up_sizes(limits.max_num_batched_tokens):
-            requests = min(limits.max_num_seqs, -(-tokens // longest))
+        steps = [
+            (min(limits.max_num_seqs, -(-tokens // longest)), tokens, self._max_model_len)
+            for tokens in warm_up_sizes(limits.max_num_batched_tokens)
+        ]
+        for requests, tokens, max_model_len in [*steps, (1, 1, 1)]:
             scheduler = SchedulerOptions(max_num_seqs=requests, max_num_batched_tokens=tokens)
             plan, after = worst_step(
-                scheduler, self._max_model_len, self.layout, self._options.cache.block_size
+                scheduler, max_model_len, self.layout, self._options.cache.block_size
             )
             self.execute(plan)
             self._rows.update(after)
@@ -329,7 +337,7 @@ class ModelRunner:
         self._rows.update(plan)
         if self._is_plain_decode(plan):
             assert self._plain_decode is not None
-            drawn = self._plain_decode.run(plan)
+            drawn = self._plain_decode.run(plan, masks)
             rows = range(len(plan.scheduled))
             return LaunchedStep(plan, rows, drawn, PromptLogprobs([], []), {}, self._copies, {})
         inputs = build_inputs(plan, self._rows)

@@ -26,6 +26,7 @@ _GREEDIEST = SamplingParams(
     repetition_penalty=1.1,
     logprobs=20,
     seed=0,
+    allowed_token_ids=[0],
 )
 
 

@@ -107,23 +107,25 @@ def test_the_cache_gets_what_the_measured_steps_leave(
         return 20 * MIB if len(ran) == 1 else MIB
 
     monkeypatch.setattr(model_runner, "peak_bytes", peak_bytes)
-    sizes = []
+    sizes, ends = [], []
 
     def execute(runner: ModelRunner, plan: Any) -> Any:
         sizes.append(plan.num_tokens)
+        ends.append(max(e.num_computed_tokens + e.num_tokens for e in plan.scheduled))
         return runner.launch(plan).result()
 
     monkeypatch.setattr(ModelRunner, "execute", execute)
     runner = ModelRunner(options, config, None, 128, graphs=graphs)
     most = options.scheduler.max_num_batched_tokens
     assert sizes[0] == most, "the largest step comes first: it may not fit"
-    assert sizes[1:] == warm_up_sizes(most)
+    assert sizes[1:] == [*warm_up_sizes(most), 1]
+    assert (ends[1], ends[-1]) == (127, 1), "a decode of the longest context, and of the shortest"
     assert {1, 2, 16, most} <= set(sizes)
     assert len(ran) == (1 if graphs is None else 2)
     assert len(runner._rows) == 0, "the rows of the measured step are free"
     room = 48 * MIB - runner._model.weight_bytes - 20 * MIB
     if graphs is not None:
-        room -= graph_bytes([2, 4], MIB)
+        room -= graph_bytes([2, 4], MIB, 4 * 128 // 8)
     assert runner.num_blocks == room // runner.layout.block_bytes
 
 
