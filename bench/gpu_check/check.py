@@ -83,7 +83,8 @@ def run_part(part: Part, seconds: float) -> Iterator[Check]:
                         check = Check(**json.loads(line))
                         told, last = told + 1, check.name
                         yield check
-                    fault = None if process.wait() == 0 else describe_exit(process.returncode)
+                    code = _wait(process, end, part.silence)
+                    fault = None if code == 0 else describe_exit(code)
                 except TimeoutError as error:
                     fault = str(error)
                 finally:
@@ -104,7 +105,7 @@ def _lines(
 ) -> Iterator[bytes]:
     """Whole lines of its output. Raises TimeoutError."""
     assert process.stdout is not None
-    began, heard = time.monotonic(), time.monotonic()
+    began = heard = time.monotonic()
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -119,6 +120,16 @@ def _lines(
             heard = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             yield from lines
+
+
+def _wait(process: "subprocess.Popen[bytes]", end: float, silence: float | None) -> int:
+    """The exit code of one that has told all: what it frees in the end may hang, too. Raises
+    TimeoutError."""
+    left = max(0.0, end - time.monotonic())
+    try:
+        return process.wait(left if silence is None else min(left, silence))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError("stopped, as its process did not end") from None
 
 
 def _end_of(errors: IO[bytes]) -> str:

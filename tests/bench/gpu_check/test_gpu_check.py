@@ -140,10 +140,20 @@ def test_what_a_part_has_found_stays_when_it_dies() -> None:
     assert second.words == "signal SIGABRT after 'a': no such kernel"
 
 
-def test_a_part_that_hangs_is_stopped() -> None:
-    first, second = run_part(program("tell('a'); time.sleep(60)", silence=0.5), 60)
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("tell('a'); time.sleep(60)", "stopped, as it was not done"),
+        ("tell('a'); os.close(1); time.sleep(60)", "stopped, as its process did not end"),
+    ],
+)
+def test_a_part_that_hangs_is_stopped(code: str, words: str) -> None:
+    first, second = run_part(program(code, silence=4.0), 60)
     assert first.name == "a"
-    assert "stopped, as it was not done" in second.words
+    assert words in second.words
+
+
+def test_a_part_that_never_tells_anything_is_stopped() -> None:
     (check,) = run_part(program("time.sleep(60)", seconds=0.2), 0.2)
     assert check.status == "failed"
 
@@ -196,7 +206,10 @@ def test_parts_run_as_programs_and_are_written_as_they_come(
     def short(name: str, *more: Any) -> Part:
         made = part(name, *more)
         skipping = [*made.command, str(last)] if name == "kernels" else made.command
-        return dataclasses.replace(made, command=skipping, restarts=False)
+        # Patient, as the machine may be busy with anything else.
+        return dataclasses.replace(
+            made, command=skipping, seconds=250.0, silence=None, restarts=False
+        )
 
     monkeypatch.setattr(gpu_check, "_part", short)
     code = gpu_check.check_machine("cpu", "qwen2.5-0.5b", ["kernels", "collectives"], output)
