@@ -74,6 +74,8 @@ def _download(
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise ModelSourceError(f"{source}: expected s3://BUCKET/FOLDER or s3://BUCKET/FILE.gguf")
+    if {"", ".", ".."} & {*match["path"].split("/")}:  # it would lie elsewhere on this machine
+        raise ModelSourceError(f"{source}: its path must have no part that is empty, . or ..")
     try:
         import obstore  # noqa: F401
         from obstore.exceptions import BaseError

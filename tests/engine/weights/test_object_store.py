@@ -159,6 +159,9 @@ def test_what_is_not_there_and_what_is_not_given_is_said(server: S3, bucket: str
         ("s3://no-such-bucket/model", "no such bucket or file"),
         ("s3://bucket", "expected s3://BUCKET/FOLDER"),
         ("s3://Bucket/model", "expected s3://BUCKET/FOLDER"),
+        *((f"s3://bucket/a/{part}/b", "must have no part") for part in ("..", ".", "")),
+        ("s3://bucket/../../other", "must have no part"),
+        ("s3://bucket/a/..", "must have no part"),
     ):
         with pytest.raises(ModelSourceError, match=words):
             resolve(source)
