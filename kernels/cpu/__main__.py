@@ -5,7 +5,7 @@ import sys
 
 from pagelet.kernels.cpu.compile import compile_library, find_compiler
 from pagelet.kernels.cpu.library import needs_compiling, status
-from pagelet.kernels.cpu.tiers import TIERS
+from pagelet.kernels.cpu.tiers import architecture_tiers
 
 
 def main() -> int:
@@ -18,11 +18,12 @@ def main() -> int:
     parser.add_argument(
         "--every-tier",
         action="store_true",
-        help="compile for all instruction sets, for an image that other machines will run",
+        help="compile for all instruction sets of this architecture, for an image that other "
+        "machines will run",
     )
     arguments = parser.parse_args()
     if arguments.every_tier:
-        for tier in TIERS:
+        for tier in architecture_tiers():
             print(f"CPU library for {tier}: {compile_library(tier).name}")
         return 0
     if arguments.no_compile and needs_compiling():

@@ -1,7 +1,7 @@
 """The CPU library in this process: compiled if need be, loaded once, its tier and threads chosen.
 
 `PAGELET_CPU_TIER` asks for a lower tier than the machine's best (avx2, avx512, avx512_vnni,
-avx512_bf16), for tests and for equal results on unequal machines.
+avx512_bf16; neon, neon_dotprod, neon_bf16), for tests and for equal results on unequal machines.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ def _load() -> Library | str:
     """The library, or why there is none."""
     tier = choose_tier()
     if tier is None:
-        return "this is no x86-64 CPU with AVX2, FMA and F16C"
+        return "this is neither an x86-64 CPU with AVX2, FMA and F16C nor an AArch64 one"
     try:
         return Library(tier)
     except (CompileError, UnavailableError, OSError) as error:

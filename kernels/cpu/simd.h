@@ -2,15 +2,19 @@
 //
 // Every kernel is written once over these. A tier is a namespace (PAGELET_TIER), so that no two
 // tiers share a symbol. All tiers perform the same IEEE operations in the same order, except for
-// the products of bf16 pairs, which the avx512_bf16 tier has an instruction for.
+// the products of bf16 pairs, which the avx512_bf16 and neon_bf16 tiers have instructions for.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 
-// Bounds of the register tiles, by what fits in the tier's registers.
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define PAGELET_BF16_DOT  // the tier has dot_bf16; others have low_bf16 and high_bf16
+#endif
+
+// Each with bounds of the register tiles, by what fits in the tier's registers.
+#if defined(__aarch64__)
+#include "simd_neon.h"
+#elif defined(__AVX512F__)
 #include "simd_avx512.h"
 #else
 #include "simd_avx2.h"

@@ -1,6 +1,10 @@
 // The vectors of simd.h in AVX2, FMA and F16C: two registers each.
 #pragma once
 
+#include <immintrin.h>
+
+#include <cstdint>
+
 namespace PAGELET_TIER {
 
 constexpr int kFloatRows = 4;

@@ -1,6 +1,10 @@
 // The vectors of simd.h in AVX-512 (F, BW, DQ, VL), with VNNI and BF16 where the tier has them.
 #pragma once
 
+#include <immintrin.h>
+
+#include <cstdint>
+
 namespace PAGELET_TIER {
 
 constexpr int kFloatRows = 8;  // rows x panels of a floating-point tile
@@ -107,7 +111,7 @@ inline i32x16 dot_offset_s8(i32x16 acc, bytes64 w, bytes64 x) {
 #endif
 
 // acc[lane] += w[2 lane] * x[0] + w[2 lane + 1] * x[1], in bf16.
-#if defined(__AVX512BF16__)
+#if defined(PAGELET_BF16_DOT)
 using bf16_pair = __m512i;
 inline bf16_pair broadcast_bf16_pair(const uint16_t* x) { return broadcast_4_bytes(x); }
 inline f32x16 dot_bf16(f32x16 acc, bytes64 w, bf16_pair x) {

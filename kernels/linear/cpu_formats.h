@@ -70,7 +70,7 @@ struct BFloat16Format {
 
   static int64_t panel_bytes(int k) { return round_up(k, 2) * 32; }
 
-#if defined(__AVX512BF16__)
+#if defined(PAGELET_BF16_DOT)
   using Activation = uint16_t;
 #else
   using Activation = float;
@@ -102,7 +102,7 @@ struct BFloat16Format {
       }
       for (int r = 0; r < R; ++r) {
         const auto* pair = reinterpret_cast<const Activation*>(x + r * x_stride) + 2 * i;
-#if defined(__AVX512BF16__)
+#if defined(PAGELET_BF16_DOT)
         const bf16_pair value = broadcast_bf16_pair(pair);
         for (int p = 0; p < P; ++p) acc[r][p] = dot_bf16(acc[r][p], weight[p], value);
 #else

@@ -1,11 +1,10 @@
 // Packs and quantises weights at load, in the formats that cpu_formats.h describes.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "../cpu/half.h"
 #include "../cpu/threads.h"
 
 namespace {
@@ -51,7 +50,7 @@ void store_scale(float value, bool wide, uint8_t* out, int64_t lane) {
   if (wide) {
     std::memcpy(out + 4 * lane, &value, 4);
   } else {
-    const uint16_t half = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+    const uint16_t half = pagelet::float_to_half(value);
     std::memcpy(out + 2 * lane, &half, 2);
   }
 }
@@ -88,7 +87,7 @@ void pack_groups(const T* values, const float* const (&scales)[2], const BlockLa
 }
 
 float to_half(float value) {
-  return _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+  return pagelet::half_to_float(pagelet::float_to_half(value));
 }
 
 // Calls body(first weight, how many, index of the group) for all groups of [n, k].

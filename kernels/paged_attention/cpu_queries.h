@@ -52,7 +52,7 @@ struct Queries {  // float or int8 keys
 
 template <>
 struct Queries<uint16_t> {
-#if defined(__AVX512BF16__)
+#if defined(PAGELET_BF16_DOT)
   using Element = uint16_t;
 #else
   using Element = float;
@@ -80,7 +80,7 @@ struct Queries<uint16_t> {
         prefetch(keys[p + kPanelsAhead] + line);
       }
       for (int r = 0; r < R; ++r) {
-#if defined(__AVX512BF16__)
+#if defined(PAGELET_BF16_DOT)
         const bf16_pair value = broadcast_bf16_pair(q + 2 * r);
         for (int p = 0; p < P; ++p) acc[r][p] = dot_bf16(acc[r][p], key[p], value);
 #else

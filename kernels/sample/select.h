@@ -1,7 +1,9 @@
 // The weighted selection behind top-k and top-p.
 #pragma once
 
+#if defined(__AVX512F__)
 #include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>

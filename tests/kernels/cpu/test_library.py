@@ -1,6 +1,7 @@
 """Compiling and loading the CPU library, and choosing its instruction set."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from pagelet.kernels.cpu import compile as compile_
 from pagelet.kernels.cpu import library as library_
 from pagelet.kernels.cpu.library import Library, status
-from pagelet.kernels.cpu.tiers import machine_tiers
+from pagelet.kernels.cpu.tiers import architecture_tiers, machine_tiers
+
+ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++")
 
 
 def in_a_new_process(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +36,8 @@ def test_the_status_names_the_tier_and_the_threads(tier: str) -> None:
 
 
 def test_a_lower_tier_can_be_forced(tier: str) -> None:
-    assert f"CPU library: {tier} of avx2" in in_a_new_process(PAGELET_CPU_TIER=tier).stdout
+    answer = in_a_new_process(PAGELET_CPU_TIER=tier).stdout
+    assert f"CPU library: {tier} of {machine_tiers()[0]}" in answer
 
 
 def test_a_tier_that_the_machine_lacks_is_refused(tier: str) -> None:
@@ -94,7 +98,7 @@ def test_what_the_compiler_says_is_passed_on(small_sources: Path) -> None:
 
 
 def test_each_tier_is_a_library_of_its_own(small_sources: Path) -> None:
-    first, second = (compile_.compile_library(tier) for tier in ("avx2", "avx512"))
+    first, second = (compile_.compile_library(tier) for tier in architecture_tiers()[:2])
     assert first != second
     assert compile_.is_compiled("avx512")
     assert not compile_.is_compiled("avx512_vnni")
@@ -118,6 +122,26 @@ def test_tiers_are_those_whose_instructions_the_processor_has(tmp_path: Path) ->
     path.write_text(path.read_text().replace("fpu", "avx512vl avx512_vnni"))
     assert machine_tiers(path) == ("avx2", "avx512", "avx512_vnni")
     assert machine_tiers(tmp_path / "none") == ()
+
+
+def test_tiers_of_an_arm_processor_are_named_by_its_features(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd aes asimddp\n")
+    assert machine_tiers(path, "aarch64") == ("neon", "neon_dotprod")
+    path.write_text(path.read_text().replace("aes", "i8mm bf16"))
+    assert machine_tiers(path, "aarch64") == ("neon", "neon_dotprod", "neon_bf16")
+    assert machine_tiers(path, "x86_64") == ()
+
+
+@pytest.mark.skipif(
+    ARM_COMPILER is None, reason="no aarch64-linux-gnu-g++: install g++-aarch64-linux-gnu"
+)
+@pytest.mark.parametrize("tier", architecture_tiers("aarch64"))
+def test_it_compiles_for_arm(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(ARM_COMPILER))
+    header = compile_.compile_library(tier).read_bytes()[:20]
+    assert header.startswith(b"\x7fELF")
+    assert int.from_bytes(header[18:20], "little") == 183, "AArch64, in ELF"
 
 
 def test_without_a_compiler_it_uses_what_was_compiled_before(
