@@ -42,6 +42,21 @@ _COLUMNS: Final = [
 
 def custom_resource_definition() -> dict[str, Any]:
     """The object for the API server."""
+    made: dict[str, Any] = _whole(_definition())
+    return made
+
+
+def _whole(value: Any) -> Any:
+    """With 60 for 60.0, as Helm writes it: to the API server they are two values. What it would
+    write otherwise is a conflict for whoever applies the definition after someone else did."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -72,7 +87,8 @@ def custom_resource_definition() -> dict[str, Any]:
                         },
                     },
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+                        {"name": name, "type": kind, "jsonPath": path}
+                        | ({"priority": priority} if priority else {})
                         for name, kind, path, priority in _COLUMNS
                     ],
                 }

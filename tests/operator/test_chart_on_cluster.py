@@ -280,8 +280,19 @@ async def test_a_folder_of_the_node_needs_a_privileged_namespace(
             uninstall(helm, control_plane, namespace)
 
 
-def test_unknown_values_are_refused(helm: str) -> None:
-    command = [helm, "template", "a", ROOT / "charts/pagelet", "--set=operator.replica=2"]
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("operator.replica=2", "'/operator': additional properties 'replica' not allowed"),
+        ("operator=null", "missing property 'operator'"),
+        ("operator.replicas=null", "'/operator': missing property 'replicas'"),
+        ("monitoringNamespaceLabels=null", "missing property 'monitoringNamespaceLabels'"),
+        ("operator.relistSeconds=1000000", "'/operator/relistSeconds': maximum"),
+        ("nameOverride=Other", "'/nameOverride': 'Other' does not match"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_path(helm: str, value: str, words: str) -> None:
+    command = [helm, "template", "a", ROOT / "charts/pagelet", f"--set={value}"]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode != 0
-    assert "replica" in result.stderr
+    assert words in result.stderr

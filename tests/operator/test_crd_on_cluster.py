@@ -1,5 +1,6 @@
 """The API server refuses what local mode refuses, in the same words."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import yaml
 from pagelet.operator.kube.client import ApiError
 from pagelet.operator.kube.resources import DEPLOYMENTS, SERVICES
 from pagelet.operator.plan import plan
+from pagelet.protocol.inference_service.crd import custom_resource_definition
 from pagelet.protocol.inference_service.load import InvalidServices, load_services, read_service
 from support.broken_services import BROKEN, SOUND, Broken, service
 from support.cluster import Api
@@ -83,6 +85,21 @@ async def test_shapes_are_checked_alike(api: Api, namespace: str) -> None:
             await api.create(SERVICES, namespace, body)
         with pytest.raises(InvalidServices):
             read_service(body)
+
+
+async def test_the_definition_is_stored_as_it_is_written(api: Api) -> None:
+    """Else whoever applies it after someone else, as Helm with `--take-ownership`, is told of a
+    conflict."""
+    ours = custom_resource_definition()
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    stored = await api.request("GET", f"{path}/{ours['metadata']['name']}")
+    del stored["spec"]["conversion"]
+    assert written(stored["spec"]) == written(ours["spec"])
+
+
+def written(spec: object) -> str:
+    """Tells 60 from 60.0."""
+    return json.dumps(spec, sort_keys=True)
 
 
 async def test_scale_reads_and_writes_the_replicas(api: Api, namespace: str) -> None:
