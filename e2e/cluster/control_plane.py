@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -210,15 +209,13 @@ def _start_node(layout: Layout, index: int, inside: Inside) -> Sandbox:
     return node
 
 
-def _serve(inside: Inside, supervisor: Supervisor, nodes: Sequence[Sandbox]) -> None:
+def _serve(inside: Inside, supervisor: Supervisor) -> None:
     while True:
         match inside.next_request():
             case ["stop", component]:
                 supervisor.stop(component)
             case ["resume", component]:
                 supervisor.resume(component)
-            case ["stop-node", index]:
-                nodes[int(index) - 1].close()
             case request:
                 raise AssertionError(request)
         inside.done()
@@ -237,16 +234,15 @@ def main() -> None:
             plane = ControlPlane(layout, supervisor)
             plane.start()
             inside.say(f"The API server is ready at {layout.server}")
-            machines = []
             for index in range(1, layout.nodes + 1):
                 plane.user(f"node-{index}", f"/O=system:nodes/CN=system:node:node-{index}")
                 plane.user("kube-proxy", "system:kube-proxy")
-                machines.append(stack.enter_context(_start_node(layout, index, inside)))
+                stack.enter_context(_start_node(layout, index, inside))
         except SandboxFailed as error:
             inside.failed(str(error))
             return
         inside.done()
-        _serve(inside, supervisor, machines)
+        _serve(inside, supervisor)
 
 
 if __name__ == "__main__":

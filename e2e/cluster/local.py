@@ -59,10 +59,6 @@ class Cluster:
         with ThreadPoolExecutor() as threads:
             list(threads.map(on_node, range(1, self.layout.nodes + 1)))
 
-    def destroy_node(self, index: int) -> None:
-        """Ends node `index`, counted from 1, with all that runs on it."""
-        self._machine.ask("stop-node", str(index))
-
 
 def check_machine() -> None:
     """Raises `CannotRun` where namespaces or tools are missing."""
