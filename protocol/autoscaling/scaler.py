@@ -62,10 +62,11 @@ class Scaler:
         self._asked.append((now, asked))
         up = min(self._within(now, bounds.scale_up_seconds))
         down = max(self._within(now, bounds.scale_down_seconds))
-        self._forget(now, max(bounds.scale_up_seconds, bounds.scale_down_seconds))
+        _forget(self._asked, now - max(bounds.scale_up_seconds, bounds.scale_down_seconds))
+        _forget(self._counts, now - _GROW_SECONDS)
         wanted = current
         if up > current:
-            wanted = min(up, self._most(current, now))
+            wanted = min(up, self._most(current))
         elif current == 0 and asked:
             wanted = 1  # somebody waits: what is left to ask is how many
         elif down < current:
@@ -79,15 +80,14 @@ class Scaler:
         recent = [asked for when, asked in self._asked if when >= now - seconds]
         return recent[-1:] if seconds == 0 else recent
 
-    def _most(self, current: int, now: float) -> int:
-        while self._counts and self._counts[0][0] < now - _GROW_SECONDS:
-            self._counts.popleft()
+    def _most(self, current: int) -> int:
         least = min([current, *(count for _, count in self._counts)])
         return max(2 * least, least + _GROW_BY, current)
 
-    def _forget(self, now: float, seconds: float) -> None:
-        while len(self._asked) > 1 and self._asked[0][0] < now - seconds:
-            self._asked.popleft()
+
+def _forget(history: collections.deque[tuple[float, int]], before: float) -> None:
+    while history and history[0][0] < before:
+        history.popleft()
 
 
 def _rounded(demand: float, current: int) -> int:

@@ -81,6 +81,15 @@ def test_growth_is_bounded_within_fifteen_seconds(current, most):
     assert run(Scaler(), BOUNDS, current, [60.0] * 20)[-1] >= 60 / (1 + TOLERANCE)
 
 
+def test_what_is_remembered_of_a_steady_service_does_not_grow():
+    scaler = Scaler()
+    remembered = []
+    for start in (0.0, 1000.0):
+        run(scaler, BOUNDS, 4, [4.0] * 200, start)
+        remembered.append([len(history) for history in vars(scaler).values()])
+    assert remembered[0] == remembered[1]
+
+
 def test_the_last_replica_goes_after_the_window_without_any_demand():
     seen = run(Scaler(), BOUNDS, 1, [0.02] * 5 + [0.0] * 14)
     assert seen[:16] == [1] * 16
