@@ -54,7 +54,7 @@ async def ask(
     ]
     lost: UpstreamError | None = None
     for asked in (named, [each for each in keepers if each not in named]):
-        answers = await asyncio.gather(*(_ask(each, method, target, headers) for each in asked))
+        answers = await asyncio.gather(*(ask_one(each, method, target, headers) for each in asked))
         for answer in answers:
             if isinstance(answer, KeptAnswer):
                 return answer
@@ -115,10 +115,10 @@ def _mark(replica: Replica) -> str:
     return f"resp_{replica.description.response_store}_"
 
 
-async def _ask(
+async def ask_one(
     replica: Replica, method: str, target: str, headers: Headers
 ) -> KeptAnswer | UpstreamError | None:
-    """None from one that has it not."""
+    """What one replica says; None from one that has not what is asked for."""
     try:
         response = await replica.upstream.send(method, target, headers, seconds=_SECONDS)
         try:

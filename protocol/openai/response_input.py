@@ -81,11 +81,23 @@ class InputReasoning(RequestBody):
     encrypted_content: Annotated[Any, unsupported(remedy="'content' has it in the open")] = None
 
 
+class ItemReference(RequestBody):
+    """An item of a response that is stored, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+
+
 _ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_REFERENCE = "item_reference"
 
 
 def _item_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return "<message>"
+    kind = value.get("type")
+    if kind == _REFERENCE or (kind is None and "id" in value and "role" not in value):
+        return f"<{_REFERENCE}>"
     return f"<{kind}>" if kind in _ITEM_KINDS else "<message>"
 
 
@@ -96,17 +108,33 @@ InputItem = Annotated[
     | Annotated[InputReasoning, Tag("<reasoning>")],
     Discriminator(_item_kind),
 ]
+GivenItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    Discriminator(_item_kind),
+]
 
 
 def _as_message(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+_MOST_ITEMS = 8192
+"""As many as messages in chat completions."""
 InputItems = Annotated[
-    list[InputItem],
-    Field(min_length=1, max_length=8192, fail_fast=True),
-    only_kinds("an item", *_ITEM_KINDS),
+    list[GivenItem],
+    Field(min_length=1, max_length=_MOST_ITEMS, fail_fast=True),
+    only_kinds("an item", *_ITEM_KINDS, _REFERENCE),
     BeforeValidator(_as_message),
     one_of(str, list),
 ]
-"""Bounded, as those of chat completions are."""
+"""What a request gives."""
+KeptItems = Annotated[
+    list[InputItem],
+    Field(max_length=_MOST_ITEMS, fail_fast=True),
+    only_kinds("an item", *_ITEM_KINDS),
+]
+"""What was kept of others."""

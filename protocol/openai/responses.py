@@ -20,11 +20,13 @@ from pagelet.protocol.openai.fields import (
     unsupported,
 )
 from pagelet.protocol.openai.generation import CacheRetention, ServiceTier
-from pagelet.protocol.openai.response_input import InputItems
+from pagelet.protocol.openai.response_input import InputItems, ItemReference
 from pagelet.protocol.openai.routing import RouterHints
 from pagelet.protocol.openai.tools import Name, choice_kind
 
 _NO_CONVERSATIONS = "give 'previous_response_id', or the whole conversation in 'input'"
+MOST_REFERENCES = 256
+"""To stored items, in one request."""
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
     LOGPROBS,
@@ -194,6 +196,13 @@ class ResponseRequest(RequestBody):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResponseRequest":
+        references = [item.id for item in self.input if isinstance(item, ItemReference)]
+        if len(references) > MOST_REFERENCES:
+            raise invalid(
+                "input", f"refers to more than {MOST_REFERENCES} items: send them as such"
+            )
+        if len(set(references)) < len(references):
+            raise invalid("input", "refers to an item twice")
         for wanted in self.include or ():
             if wanted not in _INCLUDABLE:
                 listed = ", ".join(map(repr, _INCLUDABLE))

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pagelet.protocol.openai.fields import Integer, RequestBody, TokenId, invalid
-from pagelet.protocol.openai.response_input import InputItems
+from pagelet.protocol.openai.response_input import InputItem, KeptItems
 
 TENANT_HEADER = "x-pagelet-tenant"
 """Whose stored responses a request may see, of all those that one API key of a router's stores."""
@@ -56,8 +56,10 @@ class RouterHints(RequestBody):
     """KV blocks that lie wholly within so many first tokens are shared whatever the salt."""
     journal: bool = False
     """Whether a stream tells, in comment lines, which tokens its events have shown."""
-    conversation: InputItems | None = None
+    conversation: KeptItems | None = None
     """What `previous_response_id` stands for, wherever it is stored."""
+    items: dict[str, InputItem] | None = None
+    """Those that `input` refers to, by id, as far as they are stored anywhere."""
     resume: Resume | None = None
     """Go on with a stream from here; only with `stream`."""
 

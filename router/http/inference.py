@@ -12,6 +12,7 @@ from pagelet.protocol.openai.errors import RESPONSES
 from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
+from pagelet.router.item_references import referenced_items
 from pagelet.router.kept_responses import conversation, tenant_header
 from pagelet.router.models import ServedModel
 from pagelet.router.proxy.body import RequestBody
@@ -71,6 +72,8 @@ class Inference:
             body.before = await conversation(
                 self.state, self.tenant, record, body.previous_response_id
             )
+        if self.exchange.path == RESPONSES:
+            body.referenced = await referenced_items(self.state, self.tenant, record, body.data)
         session = self.exchange.header(self.state.config.routing.session_header.encode())
         ref = self.state.models.choose_pool(
             model, lambda: conversation_key(body.data, session), self.state.available
@@ -208,6 +211,8 @@ class _Bodies:
             self._hints["shared_prefix_tokens"] = prompts.shared_tokens
         if body.before:
             self._hints["conversation"] = msgspec.Raw(body.before)
+        if body.referenced:
+            self._hints["items"] = msgspec.Raw(body.referenced)
         if stream:
             self._hints["journal"] = True
             self._hints["seed"] = random.getrandbits(_SEED_BITS)

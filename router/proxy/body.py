@@ -75,6 +75,8 @@ class RequestBody:
         self.background: bool = _decoded(fields.background, bool) or False
         self.before = b""
         """The items that came before `input`, as JSON, once they are known."""
+        self.referenced = b""
+        """The stored items that `input` refers to, a JSON object by id, once they are known."""
         self.n = min(max(1, _decoded(fields.n, int) or 1), _MOST_ANSWERS)
 
     def require_model(self) -> str:

@@ -50,8 +50,8 @@ _SAME_NAME: Final = (
 )
 
 
-def chat_request(body: ResponseRequest, before: Sequence[InputItem]) -> ChatCompletionRequest:
-    """`before` is what the input goes on from.
+def chat_request(body: ResponseRequest, items: Sequence[InputItem]) -> ChatCompletionRequest:
+    """`items` are those of the input, and before them what it goes on from.
 
     Raises `InvalidRequest` for what chat requests cannot say.
     """
@@ -59,7 +59,7 @@ def chat_request(body: ResponseRequest, before: Sequence[InputItem]) -> ChatComp
     try:
         return ChatCompletionRequest(
             **{name: getattr(body, name) for name in _SAME_NAME},
-            messages=_messages(body, before),
+            messages=_messages(body, items),
             max_completion_tokens=body.max_output_tokens,
             logprobs=body.wants_logprobs or None,
             top_logprobs=body.top_logprobs if body.wants_logprobs else None,
@@ -105,11 +105,11 @@ def _format(asked: TextFormat) -> ResponseFormat:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-def _messages(body: ResponseRequest, before: Sequence[InputItem]) -> list[Message]:
+def _messages(body: ResponseRequest, items: Sequence[InputItem]) -> list[Message]:
     messages = []
     if body.instructions is not None:
         messages.append(Message(role="system", content=_content_of_text(body.instructions)))
-    for item in (*before, *body.input):
+    for item in items:
         _append(messages, item)
     return messages
 

@@ -21,7 +21,7 @@ from pagelet.agent.http.responses.events import ResponseEvents
 from pagelet.agent.http.responses.output import ResponseWriter
 from pagelet.agent.http.responses.request import NAMES, chat_request
 from pagelet.agent.http.responses.store import Owner, ResponseStore
-from pagelet.agent.http.responses.stored import conversation_before, owner_of, store_of
+from pagelet.agent.http.responses.stored import conversation_before, owner_of, resolved, store_of
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import RESPONSES
@@ -44,11 +44,11 @@ async def create_response(request: Request) -> Response:
     use_request_id(request, body.request_id)
     if body.background:
         store_of(server, "background")
-    before = conversation_before(request, server, body)
+    items = conversation_before(request, server, body) + resolved(request, server, body)
     answers = Answers(server, 1, 1)
     if body.background:
-        return await _respond_later(request, server, body, before, answers)
-    return await respond(request, answers, _respond(request, server, body, before, answers))
+        return await _respond_later(request, server, body, items, answers)
+    return await respond(request, answers, _respond(request, server, body, items, answers))
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,13 +76,13 @@ async def _begin(
     request: Request,
     server: Server,
     body: ResponseRequest,
-    before: Sequence[InputItem],
+    items: Sequence[InputItem],
     answers: Answers,
 ) -> _Begun:
     """Raises `InvalidRequest` or `EngineDead`."""
     request_id = context_of(request).request_id
     try:
-        chat = await asyncio.to_thread(chat_request, body, before)  # of many items it takes long
+        chat = await asyncio.to_thread(chat_request, body, items)  # of many items it takes long
         _, plan = await start_conversation(
             server, chat, answers, request_id, drops_oldest=body.truncation == "auto"
         )
@@ -110,8 +110,7 @@ async def _begin(
     )
     place = None
     if store is not None:
-        items = _input_items(response_id, [*before, *body.input])
-        place = _Place(store, owner_of(request), items)
+        place = _Place(store, owner_of(request), _input_items(response_id, items))
     return _Begun(reader, writer, place)
 
 
@@ -119,11 +118,11 @@ async def _respond(
     request: Request,
     server: Server,
     body: ResponseRequest,
-    before: Sequence[InputItem],
+    items: Sequence[InputItem],
     answers: Answers,
 ) -> Response:
     context = context_of(request)
-    begun = await _begin(request, server, body, before, answers)
+    begun = await _begin(request, server, body, items, answers)
     hints = body.pagelet or RouterHints()
     resume = hints.resume
     keep = None if begun.place is None else begun.place.keep
@@ -151,11 +150,11 @@ async def _respond_later(
     request: Request,
     server: Server,
     body: ResponseRequest,
-    before: Sequence[InputItem],
+    items: Sequence[InputItem],
     answers: Answers,
 ) -> Response:
     try:
-        begun = await _begin(request, server, body, before, answers)
+        begun = await _begin(request, server, body, items, answers)
     except BaseException:
         answers.close()
         raise

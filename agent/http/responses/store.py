@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,8 @@ _FETCH_SECONDS: Final = 60.0
 came to: clients ask again every few seconds, and it is nowhere else."""
 _OVERHEAD: Final = 1024
 """Bytes that a response takes beside its JSON, about."""
+_ITEM_OVERHEAD: Final = 512
+"""And each of its items, with an id of the longest."""
 Owner = tuple[str, str]
 """An API key, as `RequestContext.client` calls it, and the tenant that a router names."""
 
@@ -35,13 +37,16 @@ class StoredResponse:
     background: bool = False
     job: asyncio.Task[None] | None = None
     """What still works on it, in the background."""
+    own_items: list[str] = dataclasses.field(default_factory=list)
+    """Ids of the items that came with it, and so go with it."""
     wanted_until: float = -math.inf
     """Till when somebody may ask for it first, since it ended in the background."""
 
     @property
     def size(self) -> int:
         """In bytes, about."""
-        return len(self.body) + len(self.items) + _OVERHEAD
+        items = _ITEM_OVERHEAD * len(self.own_items)
+        return len(self.body) + len(self.items) + items + _OVERHEAD
 
     def conversation(self) -> list[Any]:
         """The items that a next request goes on from."""
@@ -60,6 +65,8 @@ class ResponseStore:
         self._clock = clock
         self._responses: dict[Owner, OrderedDict[str, StoredResponse]] = {}
         self._sizes: dict[Owner, int] = {}
+        self._items: dict[Owner, dict[str, str]] = {}
+        """The response with which an item came, by the item's id."""
         self._jobs: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
 
@@ -79,6 +86,7 @@ class ResponseStore:
         )
         self.delete(owner, response.id)
         self._responses.setdefault(owner, OrderedDict())[response.id] = stored
+        self._own(owner, stored, response, [item["id"] for item in items])
         self._sizes[owner] = self._sizes.get(owner, 0) + stored.size
         self._make_room()
         return stored
@@ -91,6 +99,7 @@ class ResponseStore:
         stored.wanted_until = self._clock() + _FETCH_SECONDS
         before = stored.size
         stored.body = response.model_dump_json().encode()
+        self._own(owner, stored, response, [])
         self._sizes[owner] += stored.size - before
         self._make_room()
 
@@ -138,6 +147,28 @@ class ResponseStore:
         self._drop(owner, response_id)
         return True
 
+    def find_items(self, owner: Owner, ids: Sequence[str]) -> dict[str, Any]:
+        """Those of the owner's items that are kept, by id."""
+        self._make_room()
+        holders = self._items.get(owner, {})
+        wanted = {item_id: holders[item_id] for item_id in ids if item_id in holders}
+        found = {}
+        for response_id in set(wanted.values()):
+            for item in self._responses[owner][response_id].conversation():
+                if wanted.get(item["id"]) == response_id:
+                    found[item["id"]] = item
+        return found
+
+    def _own(
+        self, owner: Owner, stored: StoredResponse, response: ResponseObject, given: Sequence[str]
+    ) -> None:
+        """Items that came with another response, before this one, stay with that."""
+        holders = self._items.setdefault(owner, {})
+        for item_id in (*given, *(item.id for item in response.output)):
+            if item_id not in holders:
+                holders[item_id] = response.id
+                stored.own_items.append(item_id)
+
     def _get(self, owner: Owner, response_id: str) -> StoredResponse | None:
         responses = self._responses.get(owner)
         return None if responses is None else responses.get(response_id)
@@ -153,7 +184,10 @@ class ResponseStore:
 
     def _drop(self, owner: Owner, response_id: str) -> None:
         responses = self._responses[owner]
-        self._sizes[owner] -= responses.pop(response_id).size
+        dropped = responses.pop(response_id)
+        self._sizes[owner] -= dropped.size
+        for item_id in dropped.own_items:
+            del self._items[owner][item_id]
         if not responses:
-            del self._responses[owner], self._sizes[owner]
+            del self._responses[owner], self._sizes[owner], self._items[owner]
         self._asked.set()

@@ -13,13 +13,13 @@ from pagelet.agent.http.responses.store import Owner, ResponseStore, StoredRespo
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import RESPONSES, ApiError
-from pagelet.protocol.openai.response_input import InputItem, InputItems
-from pagelet.protocol.openai.responses import ResponseRequest
+from pagelet.protocol.openai.response_input import InputItem, ItemReference, KeptItems
+from pagelet.protocol.openai.responses import MOST_REFERENCES, ResponseRequest
 from pagelet.protocol.openai.routing import TENANT_HEADER, RouterHints
 
 router = APIRouter()
 
-_ITEMS: Final[TypeAdapter[list[InputItem]]] = TypeAdapter(InputItems)
+_ITEMS: Final[TypeAdapter[list[InputItem]]] = TypeAdapter(KeptItems)
 _NOT_KEPT: Final = "this server keeps no responses: start it with --response-store"
 
 
@@ -59,6 +59,43 @@ def conversation_before(request: Request, server: Server, body: ResponseRequest)
         raise InvalidRequest(
             "the conversation has too many items to go on from: begin a new one", name
         ) from error
+
+
+def resolved(request: Request, server: Server, body: ResponseRequest) -> list[InputItem]:
+    """The items of `input`, with those that it refers to in their places. Raises `ApiError` or
+    `InvalidRequest`."""
+    wanted = [item.id for item in body.input if isinstance(item, ItemReference)]
+    known = dict((body.pagelet or RouterHints()).items or {})
+    if missing := [item_id for item_id in wanted if item_id not in known]:
+        store = store_of(server, "input")
+        found = store.find_items(owner_of(request), missing)
+        known |= zip(found, _ITEMS.validate_python(list(found.values())), strict=True)
+    items = []
+    for item in body.input:
+        if isinstance(item, ItemReference):
+            if item.id not in known:
+                raise ApiError(
+                    404,
+                    f"Item with id {item.id!r} not found: its response was not stored, or is kept "
+                    "no longer. Send the item itself.",
+                    param="input",
+                    code="item_not_found",
+                    reason="invalid",
+                )
+            items.append(known[item.id])
+        else:
+            items.append(item)
+    return items
+
+
+@router.get(f"{RESPONSES}/items")
+async def get_items(request: Request, ids: str = "") -> Response:
+    """Those of some ids (one after the other, with commas between) that are kept, by id: for a
+    router, which lets any replica refer to them."""
+    store = server_of(request).responses
+    wanted = ids.split(",")[:MOST_REFERENCES]
+    found = {} if store is None else store.find_items(owner_of(request), wanted)
+    return _json(msgspec.json.encode(found))
 
 
 @router.get(f"{RESPONSES}/{{response_id}}")

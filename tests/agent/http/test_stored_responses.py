@@ -203,6 +203,8 @@ def test_a_drain_waits_for_the_background_and_answers_for_what_is_kept(keeper, c
 class Kept:
     """As much of a response as a store knows of."""
 
+    output = ()
+
     def __init__(self, name, size=100):
         self.id = name
         self._size = size

@@ -115,6 +115,27 @@ def test_any_replica_goes_on_from_what_one_keeps(replicas, client):
         assert [item.content[0].text for item in items] == [f"one {number}", TEXT, "two"]
 
 
+def test_any_replica_is_told_what_a_reference_stands_for(replicas, client):
+    ids, keepers = [], set()
+    while len(keepers) < 2:
+        answer = respond(client, input=f"one {len(ids)}")
+        keepers.add(keeper_of(replicas, answer))
+        [asked] = client.responses.input_items.list(answer.id).data
+        ids += [asked.id, answer.output[0].id]
+        assert len(ids) < 128
+    items = [{"type": "item_reference", "id": item_id} for item_id in ids]
+    said = "".join(f"<user>one {at}<assistant>{TEXT}" for at in range(0, len(ids), 2))
+    for stream in (False, True):
+        after = respond(client, input=[*items, {"role": "user", "content": "two"}], stream=stream)
+        if stream:
+            after = list(after)[-1].response
+        asked = keeper_of(replicas, after).llm
+        prompt = asked.tokenizer.decode(asked.seen[-1][1])
+        assert prompt == f"{said}<user>two<assistant>"
+    with pytest.raises(openai.NotFoundError, match="'msg_1'"):
+        respond(client, input=[*items, {"id": "msg_1"}])
+
+
 def test_in_the_background(replicas, client):
     begun = respond(client, background=True)
     keeper = keeper_of(replicas, begun)
