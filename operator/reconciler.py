@@ -236,6 +236,7 @@ class Reconciler:
                 warnings[pod["metadata"]["name"]] = await self._warnings(pod)
         for lacking in self._lacking_pods(key):
             warnings[lacking["metadata"]["name"]] = await self._warnings(lacking)
+        first = self._services.first_at_address(key)
         observed = Observed(
             deployments=self._children.deployments(key),
             groups=self._groups(key),
@@ -250,6 +251,7 @@ class Reconciler:
             warnings=warnings,
             refusals=refusals,
             rates=self._replicas.rates(key),
+            address_of=None if first == key else "/".join(first),
             replicas_asked=asked,
         )
         previous = _status_of(body).conditions

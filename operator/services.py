@@ -37,6 +37,15 @@ class Services:
         """Of all of them."""
         return list(self._bodies)
 
+    def first_at_address(self, key: Key) -> Key:
+        """Of the services whose Ingress has the class, host and path of this one's, the oldest:
+        Ingress controllers usually send it the requests of all."""
+        own = self._bodies.get(key)
+        address = own and _address(own)
+        same = [body for body in self._bodies.values() if address and _address(body) == address]
+        same.sort(key=lambda body: (body["metadata"].get("creationTimestamp", ""), _key(body)))
+        return _key(same[0]) if same else key
+
     def saw(self, body: Object) -> None:
         """Takes a body, unless a later one is known: versions are numbers that grow (KEP-5504)."""
         key = _key(body)
@@ -90,6 +99,12 @@ def _asks(body: Object) -> tuple[object, ...]:
     """Another one if there may be something to do: not if the status alone has changed."""
     metadata = body["metadata"]
     return metadata["uid"], metadata.get("generation"), "deletionTimestamp" in metadata
+
+
+def _address(body: Object) -> tuple[str | None, ...] | None:
+    """Where clients outside of the cluster reach it, by its Ingress."""
+    ingress = (body["spec"].get("exposure") or {}).get("ingress")
+    return ingress and tuple(ingress.get(field) for field in ("className", "host", "path"))
 
 
 def _version(body: Object) -> int:

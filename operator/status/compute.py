@@ -52,6 +52,8 @@ class Observed:
     refusals: Sequence[str] = ()
     """What the API server said of objects that it did not take."""
     rates: Sequence[ReplicaRates] = ()
+    address_of: str | None = None
+    """Another service that has the address of this one's Ingress, and came first."""
     replicas_asked: int | None = None
     """What the spec says, where the service's own number is what the budget leaves it."""
 
@@ -93,6 +95,14 @@ def compute_status(
     short = _short(service, observed.replicas_asked)
     model = _model(service, loaded, observed.pods, agent_problems, short)
     progressing = _progressing([agents, router, *([canary] if canary else [])])
+    if ingress := service.spec.exposure.ingress if observed.address_of else None:
+        problems.append(
+            Problem(
+                "AddressTaken",
+                f"exposure.ingress: {ingress.host}{ingress.path} is that of the service "
+                f"{observed.address_of}, which came first: change host or path of one of them",
+            )
+        )
     degraded = _degraded(observed.refusals, problems, progressing, short)
     ready = _ready(service, agents, ready_replicas, router, valid, degraded, model)
     return ServiceStatus(

@@ -13,13 +13,14 @@ _REFUSED: Final = (EXIT_CONFIGURATION, EXIT_USAGE)
 """Exit codes of `pagelet serve`: starting it again would not help."""
 _WAITING: Final = {
     "ImagePullBackOff",
-    "ErrImagePull",
     "ErrImageNeverPull",
     "InvalidImageName",
     "CreateContainerConfigError",
     "CreateContainerError",
     "RunContainerError",
 }
+_SAME: Final = {"ErrImagePull": "ImagePullBackOff"}
+"""The kubelet says the one and the other by turns."""
 _OF_THE_SPEC: Final = {
     "CreateContainerConfigError",
     "ConfigurationRefused",
@@ -95,8 +96,9 @@ def _containers(status: Object) -> Iterator[Object]:
 def _container_problem(pod: str, container: Object) -> Problem | None:
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    if waiting.get("reason") in _WAITING:
-        return Problem(waiting["reason"], f"pod {pod}: {_short(waiting.get('message') or '')}")
+    reason = str(waiting.get("reason"))
+    if (reason := _SAME.get(reason, reason)) in _WAITING:
+        return Problem(reason, f"pod {pod}: {_short(waiting.get('message') or '')}")
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
     if container.get("ready") or not last.get("exitCode"):
         return None

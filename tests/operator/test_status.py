@@ -356,6 +356,27 @@ def test_an_invalid_spec_leaves_what_runs_and_tells_whether_it_does() -> None:
     assert after([], ServiceStatus())[1] == nothing, "as of a new one"
 
 
+def test_an_ingress_whose_address_another_service_has_is_told_of() -> None:
+    service = make_service(exposure={"ingress": {"host": "llm.example.com"}})
+    _, found = status_of(service=service, address_of="team/other")
+    assert (found["Ready"].status, found["Degraded"].reason) == ("True", "AddressTaken")
+    assert found["Degraded"].message == (
+        "exposure.ingress: llm.example.com/ is that of the service team/other, which came first: "
+        "change host or path of one of them"
+    )
+
+
+def test_an_image_that_cannot_be_pulled_is_one_problem_whatever_the_kubelet_calls_it() -> None:
+    def told(reason: str) -> str:
+        waiting = {"reason": reason, "message": "no such image"}
+        problem = pod_problem(pod(containerStatuses=[{"name": "a", "state": {"waiting": waiting}}]))
+        assert problem is not None
+        assert "no such image" in problem.message
+        return problem.reason
+
+    assert told("ErrImagePull") == told("ImagePullBackOff") == "ImagePullBackOff"
+
+
 def test_what_is_told_fits_into_the_status() -> None:
     _, found = status_of(refusals=["x" * 5000])
     assert max(len(condition.message) for condition in found.values()) == 4096
