@@ -4,21 +4,26 @@ Between the operations of a step all cores wait for Python, and its code is cold
 weights of a step have gone through the caches: what takes 50 microseconds of a busy interpreter
 takes 200 there, and threads that fell asleep are woken up again. A step in which every request
 computes one token, draws one, and asks for nothing else that looks at logits, is recorded as a
-whole; others take the general way, to the same tokens.
+whole, but for the place where it waits for the masks of grammars; others take the general way, to
+the same tokens.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
+from pagelet.engine.runner.masks import masked_rows
 from pagelet.engine.runner.sampler import Sampled, draw_columns
 from pagelet.engine.runner.state import RequestRows
-from pagelet.engine.step import SchedulerOutput
+from pagelet.engine.step import SchedulerOutput, TokenMasks
 from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.decode_inputs.cpu import record_decode_inputs
 from pagelet.kernels.decode_inputs.reference import BlockTables, DecodeInputs
 from pagelet.kernels.sample.cpu import RecordedSample
+from pagelet.kernels.token_mask.cpu import RecordedMask
 
 _LOGITS_BYTES = 32 << 20
 """What is kept for logits bounds the requests of such a step. Larger ones hide Python's part."""
@@ -43,9 +48,9 @@ class PlainDecode:
         self._most = max(1, min(fitting, recorder.max_requests))
         self._row_index = np.zeros(self._most, np.int64)
         self._positions = recorder.positions.numpy()
-        self._program = Program()
+        self._until_logits = Program()
         record_decode_inputs(
-            self._program,
+            self._until_logits,
             DecodeInputs(
                 torch.from_numpy(self._row_index),
                 recorder.positions,
@@ -60,16 +65,22 @@ class PlainDecode:
                 rows.block_size,
             ),
         )
-        self._program.extend(forward)
+        self._until_logits.extend(forward)
         assert model.lm_head is not None
-        logits = model.lm_head.record(self._program, hidden[: self._most])
-        self._draw = RecordedSample(self._program, logits[:, :num_tokens])
+        logits = model.lm_head.record(self._until_logits, hidden[: self._most])[:, :num_tokens]
+        draw = Program()
+        self._draw = RecordedSample(draw, logits)
+        self._from_masks = Program()
+        self._mask = RecordedMask(self._from_masks, logits, rows=1)
+        self._from_masks.extend(draw)
+        self._whole = Program()
+        self._whole.extend(self._until_logits)
+        self._whole.extend(draw)
 
     def takes(self, plan: SchedulerOutput) -> bool:
         """Whether a step is of this kind."""
         return (
             0 < len(plan.scheduled) <= self._most
-            and not plan.constrained
             and not self._rows.look_at_logits
             and all(
                 entry.num_tokens == 1 and entry.samples and not entry.draft_token_ids
@@ -77,8 +88,9 @@ class PlainDecode:
             )
         )
 
-    def run(self, plan: SchedulerOutput) -> Sampled:
-        """Computes such a step, and writes its tokens to the state rows."""
+    def run(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None) -> Sampled:
+        """Computes such a step, and writes its tokens to the state rows. `masks` waits for those of
+        a plan with `constrained` requests."""
         count = len(plan.scheduled)
         row_index, positions = self._row_index[:count], self._positions[:count]
         row_index[:] = self._rows.find(entry.request_id for entry in plan.scheduled)
@@ -92,7 +104,14 @@ class PlainDecode:
             top_k=columns.top_k,
             top_p=columns.top_p,
         )
-        self._program.run(count, count)
+        if not plan.constrained:
+            self._whole.run(count, count)
+        else:
+            self._until_logits.run(count, count)
+            assert masks is not None
+            masked, words = masked_rows(np.array(plan.constrained), masks)()
+            self._mask.use(masked, words)
+            self._from_masks.run(count, len(masked))
         token_ids = self._draw.token_ids[:count]
         self._rows.append(row_index, drawn_at, token_ids)
         return Sampled(token_ids, self._draw.broken[:count], [], None)

@@ -2,10 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from pagelet.engine.runner.model_runner import ModelRunner
 from pagelet.engine.runner.plain_decode import PlainDecode
+from pagelet.engine.step import TokenMasks
 from pagelet.kernels.cpu.library import status
 from support.hand_scheduler import HandScheduler
 from support.tiny_models import tiny_config, tiny_options, tiny_transformers_model
@@ -43,9 +45,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = PlainDecode.run
 
-    def counted(self, plan):
+    def counted(self, plan, masks=None):
         counts.append(len(plan.scheduled))
-        return run(self, plan)
+        return run(self, plan, masks)
 
     monkeypatch.setattr(PlainDecode, "run", counted)
     return counts
@@ -59,7 +61,19 @@ def make(model, real_tokens=None):
     return runner, HandScheduler(runner.layout, runner.num_blocks, options.cache.block_size)
 
 
-def generate(model, requests, seed, real_tokens=None):
+def random_masks(plan, seed):
+    """Of some of the step's requests; each leaves a few tokens, one of which nobody forbids."""
+    rng = np.random.default_rng([seed, plan.step])
+    plan.constrained = [i for i, e in enumerate(plan.scheduled) if e.samples and rng.random() < 0.7]
+    bits = np.zeros((len(plan.constrained), 96), np.uint8)
+    for row in bits:
+        row[42] = 1
+        row[rng.choice(90, 5, replace=False)] = 1
+    words = np.packbits(bits, axis=-1, bitorder="little")
+    return TokenMasks(words.tobytes())
+
+
+def generate(model, requests, seed, real_tokens=None, masked=False):
     """What each request gets, in random steps of some of them."""
     runner, hand = make(model, real_tokens)
     rng = random.Random(seed)
@@ -68,20 +82,23 @@ def generate(model, requests, seed, real_tokens=None):
         hand.add(request_id, prompt, eos_token_ids=[1], **params)
     for _ in range(30):
         ids = rng.sample(range(len(requests)), rng.randint(1, len(requests)))
-        hand.take(runner.execute(hand.plan(ids)))
+        plan = hand.plan(ids)
+        masks = random_masks(plan, seed) if masked else None
+        hand.take(runner.execute(plan, lambda masks=masks: masks))
     return [hand.finish(request_id) for request_id in range(len(requests))]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("asks", [[], ASKS], ids=["plain", "with-others"])
-def test_tokens_are_those_of_the_general_way(kind, asks, recorded, monkeypatch):
+@pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
+def test_tokens_are_those_of_the_general_way(kind, asks, masked, recorded, monkeypatch):
     model = tiny_transformers_model(kind, **KINDS[kind])
     requests = [*DRAWS, *asks]
-    got = generate(model, requests, seed=1, real_tokens=90)
+    got = generate(model, requests, seed=1, real_tokens=90, masked=masked)
     assert asks or len(recorded) > 10
     monkeypatch.setattr(PlainDecode, "takes", lambda self, plan: False)
     recorded.clear()
-    assert got == generate(model, requests, seed=1, real_tokens=90)
+    assert got == generate(model, requests, seed=1, real_tokens=90, masked=masked)
     assert not recorded
     assert max(map(max, got)) < 90
 
