@@ -17,7 +17,7 @@ from pagelet.router.routing.estimator import DEFAULT_PREFILL_RATE, InFlight, Rep
 from pagelet.router.routing.own_decisions import CONFIRM_SECONDS, KEEP_SECONDS, OwnDecisions
 from pagelet.router.routing.policies.registry import make_policy
 from pagelet.router.routing.prefix_index import PrefixIndex
-from pagelet.router.routing.ring import HashRing
+from pagelet.router.routing.ring import HEAD_BLOCKS, HashRing
 from pagelet.router.routing.text_hash import TOKENS_PER_CHUNK
 from pagelet.router.routing.types import Candidate, Decision, RouteRequest
 
@@ -226,10 +226,11 @@ class Fleet:
         prefixes = self._index.longest_prefixes(request.block_hashes)
         prompt, block_size = request.num_prompt_tokens, self.block_size
         most = max(0, prompt - 1) // block_size  # the last token is always computed
+        head = min(HEAD_BLOCKS, len(request.block_hashes))
         usual_rate = 0.0
         candidates = []
         for replica in replicas:
-            hit = 0
+            hit = blocks = 0
             if prefixes:
                 blocks = max(prefixes.get(member, 0) for member in replica.members)
                 hit = min(blocks, most) * block_size
@@ -248,6 +249,7 @@ class Fleet:
                     wait + prefill + estimator.start_seconds,
                     float(estimator.in_flight),
                     0.0,
+                    holds_head=blocks >= head > 0,
                 )
             )
         return candidates

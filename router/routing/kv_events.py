@@ -22,7 +22,6 @@ import zmq.asyncio
 
 from pagelet.protocol.kv_events import KVEventBatch, decode_batch
 from pagelet.protocol.replica import KVEventsSource
-from pagelet.router.routing.foreign_hashes import HashTranslator
 
 REPLAY_TIMEOUT = 5.0
 """Seconds without an answer after which a replay is given up."""
@@ -62,8 +61,7 @@ class KVEventsFollower:
     """Follows one replica until its task is cancelled; one a replica, all with the same `turns`
     (an `asyncio.Lock`) and ZMQ context.
 
-    `host` is what the replica is reached by. `foreign` replicas name blocks by hashes of their own
-    (vLLM); Pagelet's use ours.
+    `host` is what the replica is reached by.
     """
 
     def __init__(
@@ -74,8 +72,6 @@ class KVEventsFollower:
         sink: EventSink,
         context: zmq.asyncio.Context,
         turns: asyncio.Lock,
-        *,
-        foreign: bool = False,
     ) -> None:
         self.counts = FollowerCounts()
         replays: Sequence[str | None] = source.replay_endpoints or [None] * len(source.endpoints)
@@ -89,7 +85,6 @@ class KVEventsFollower:
                 sink,
                 context,
                 turns,
-                HashTranslator() if foreign else None,
                 self.counts,
             )
             for rank, (endpoint, replay) in enumerate(zip(source.endpoints, replays, strict=True))
@@ -131,7 +126,6 @@ class _Rank:
         sink: EventSink,
         context: zmq.asyncio.Context,
         turns: asyncio.Lock,
-        translator: HashTranslator | None,
         counts: FollowerCounts,
     ) -> None:
         self._replica_id = replica_id
@@ -142,7 +136,6 @@ class _Rank:
         self._sink = sink
         self._context = context
         self._turns = turns
-        self._translator = translator
         self._counts = counts
         self._applied = -1
         """Number of the last batch that counts."""
@@ -257,8 +250,6 @@ class _Rank:
             self._counts.resets += 1
         self._applied = -1
         self._sink.reset(self._replica_id)
-        if self._translator is not None:
-            self._translator.reset()
 
     def _apply(self, number: int, payload: bytes) -> None:
         self._applied, self._last_payload = number, payload
@@ -272,6 +263,4 @@ class _Rank:
             self._sink.reset(self._replica_id)  # it may have said anything
             return
         batch.data_parallel_rank = self._rank  # whose socket it is, whatever it says itself
-        if self._translator is not None:
-            batch = self._translator.translate(batch)
         self._sink.apply_events(self._replica_id, batch)

@@ -44,6 +44,8 @@ class Candidate:
     score: float
     """What the policy compares; the least wins."""
     note: str = ""
+    holds_head: bool = False
+    """Whether it is thought to hold the part of the prompt that the hash ring sees."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,9 @@ A candidate's score is the time that the request would take until its first toke
 delays those who come after and evicts what others want to hit, but the copy also serves those who
 come after: about as much of one as of the other, while there is work to spare. Where even the least
 busy replica has a queue, work that need not be done makes all of it later, and so it counts more
-than once. A prefix that is hotter than its holder can bear spreads, one replica at a time.
+than once. A prefix that is hotter than its holders can bear spreads, one replica at a time: sooner
+while fewer replicas hold it than its share of the requests would keep busy, since a copy then saves
+work of others.
 
 Where no candidate holds anything of a prompt, its head decides on a hash ring: routers that know
 nothing of each other, or a router that just started, agree on a replica. The ring's
@@ -13,8 +15,8 @@ request's own prefill, times the chance that its head was there before.
 """
 
 import math
-from collections import OrderedDict
 
+from pagelet.router.routing.policies.heads import Heads
 from pagelet.router.routing.ring import HashRing
 from pagelet.router.routing.types import Candidate, RouteRequest
 
@@ -24,9 +26,10 @@ WORK_WEIGHT = 1.01
 LEAST_SLACK = 0.02
 """Share of a prompt's own prefill that estimates may be apart and still count as equal, or all new
 prompts would go to the one replica that looks fastest by chance. A tenth makes long ones late."""
-_REMEMBERED_HEADS = 10_000
-_HEADS_THAT_COUNT = 30
-"""About so many of the newest heads make the share of those that come again."""
+_COPIES_SAVE = 0.3
+"""Share of a prompt's own prefill that a copy of its prefix saves others, while fewer replicas hold
+its head than its share of the requests would keep busy. Bursts are best at 0.3, shared prefixes at
+0.6."""
 
 
 class Prefix:
@@ -36,14 +39,11 @@ class Prefix:
         self._ring = ring
         self._stay_seconds = stay_seconds
         self._bounded_load = bounded_load
-        self._heads: OrderedDict[bytes, bool] = OrderedDict()
-        """Whether each came again; used last is last."""
-        # A router that just started assumes that heads come again: others may know them.
-        self._num_heads = self._num_again = float(_HEADS_THAT_COUNT)
+        self._heads = Heads()
 
     def choose(self, request: RouteRequest, candidates: list[Candidate]) -> tuple[Candidate, str]:
         """The best candidate of those that keep the bound of `stay_seconds`."""
-        seen = self._see(request.head)
+        seen, share = self._heads.see(request.head)
         least_ttft = least_wait = math.inf
         most, longest = 0, 0.0
         for c in candidates:
@@ -59,6 +59,8 @@ class Prefix:
         # Once more for each such request that even the least busy replica has waiting: else a fleet
         # that once fell behind would spread its prefixes, hit less, and stay behind.
         more = WORK_WEIGHT - 1.0 + least_wait / longest
+        if most and share * len(candidates) > sum(c.holds_head for c in candidates):
+            more -= _COPIES_SAVE
         for c in candidates:
             c.score = c.ttft_seconds + more * c.prefill_seconds
         if not most:
@@ -80,8 +82,7 @@ class Prefix:
         """The first replica clockwise from the head that is not too busy, by the requests that it
         has and by the time that it would take."""
         # What is saved there on average, if the ring knows where heads were that came again.
-        again = self._num_again / self._num_heads
-        slack = 1.0 if seen else min(1.0, max(LEAST_SLACK, again))
+        slack = 1.0 if seen else min(1.0, max(LEAST_SLACK, self._heads.again))
         by_id = {candidate.replica_id: candidate for candidate in candidates}
         total = sum(candidate.load for candidate in candidates) + 1
         most = math.ceil(self._bounded_load * total / len(candidates))
@@ -93,17 +94,3 @@ class Prefix:
                 return candidate, "hash of the head, its prefix is nowhere"
         best = min(candidates, key=lambda candidate: candidate.ttft_seconds)
         return best, "least time to first token, its prefix is nowhere"
-
-    def _see(self, head: bytes) -> bool:
-        """Whether the head was seen before; remembers it."""
-        came_again = self._heads.pop(head, None)
-        self._heads[head] = came_again is not None
-        if came_again is None:
-            kept = 1 - 1 / _HEADS_THAT_COUNT
-            self._num_heads = kept * self._num_heads + 1
-            self._num_again *= kept
-            if len(self._heads) > _REMEMBERED_HEADS:
-                self._heads.popitem(last=False)
-            return False
-        self._num_again += not came_again
-        return True

@@ -134,6 +134,43 @@ def test_a_hot_prefix_spreads_to_all() -> None:
     assert set(used) == set(NAMES)
 
 
+def test_a_popular_prefix_spreads_sooner_while_few_hold_it() -> None:
+    def chosen(holders: int, times: int, seconds: float) -> str:
+        """Of a prefix that so many hold, each busy for so long, and that came so often."""
+        fleet, request = make_fleet(), make_request(1, 1600)
+        for name in NAMES[:holders]:
+            store(fleet, name, request)
+            decision = choose(fleet, request)
+            decision.replica_id, decision.predicted_hit_tokens = name, 0
+            fleet.dispatch(make_request(2, round(1000 * seconds)), decision, 0.0)
+        for _ in range(times):
+            choose(fleet, request)
+        return choose(fleet, request).replica_id
+
+    # Its computation takes 1.6 s.
+    assert chosen(1, 10, 1.4) == NAMES[0]
+    assert chosen(1, 300, 0.9) == NAMES[0]
+    assert chosen(1, 300, 1.4) not in NAMES[:1]
+    assert chosen(2, 300, 1.4) not in NAMES[:2]
+    # That is about the share of the four that its share of the requests would keep busy.
+    assert chosen(3, 300, 1.4) in NAMES[:3]
+    assert chosen(3, 300, 1.7) == NAMES[3]
+
+
+def test_what_all_prompts_begin_with_spreads_no_conversation() -> None:
+    fleet, conversation = make_fleet(), make_request(1, 1600)
+    system = RouteRequest("s", conversation.block_hashes[:16], 257, 16, conversation.head)
+    for name in NAMES:
+        store(fleet, name, system)
+    store(fleet, NAMES[0], conversation)
+    for _ in range(300):
+        choose(fleet, system)
+    decision = choose(fleet, conversation)
+    decision.replica_id, decision.predicted_hit_tokens = NAMES[0], 0
+    fleet.dispatch(make_request(2, 1200), decision, 0.0)  # 1.2 s; elsewhere it would take 1.35
+    assert choose(fleet, conversation).replica_id == NAMES[0]
+
+
 def test_a_sibling_follows_before_any_event_came() -> None:
     fleet, request = make_fleet(), make_request(1)
     decision = choose(fleet, request)

@@ -12,7 +12,6 @@ import zmq.asyncio
 
 from pagelet.engine.core import kv_publisher
 from pagelet.engine.core.kv_publisher import KVEventPublisher
-from pagelet.protocol.block_hash import hash_blocks
 from pagelet.protocol.config import KVEventsOptions
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from pagelet.protocol.replica import KVEventsSource
@@ -86,13 +85,9 @@ class Engine:
 
 
 @asynccontextmanager
-async def following(
-    engine: Engine, sink: Recorder, *, foreign: bool = False
-) -> AsyncIterator[KVEventsFollower]:
+async def following(engine: Engine, sink: Recorder) -> AsyncIterator[KVEventsFollower]:
     context = zmq.asyncio.Context()
-    follower = KVEventsFollower(
-        "one", engine.source, "localhost", sink, context, asyncio.Lock(), foreign=foreign
-    )
+    follower = KVEventsFollower("one", engine.source, "localhost", sink, context, asyncio.Lock())
     task = asyncio.create_task(follower.run())
     try:
         yield follower
@@ -319,36 +314,6 @@ async def test_a_flood_leaves_the_loop_to_others(tmp_path: Path) -> None:
     async with following(engine, sink):
         await asyncio.wait_for(other(), 60)
     assert turns > 10
-
-
-async def test_other_engines_blocks_are_hashed_as_ours(tmp_path: Path) -> None:
-    """vLLM's integers, and events as arrays, as older vLLM sent them."""
-    engine, sink = Engine(tmp_path), Recorder()
-    tokens = list(range(40))
-    ours = hash_blocks(tokens, BLOCK_SIZE)
-    first = BlockStored(
-        block_hashes=[11, 12, 13],
-        parent_block_hash=None,
-        token_ids=tokens[:12],
-        block_size=BLOCK_SIZE,
-    )
-    then = ["BlockStored", [14, 15], 13, tokens[12:20], BLOCK_SIZE, None]
-    orphan = ["BlockStored", [99], 98, tokens[:4], BLOCK_SIZE, None]
-    adapter = BlockStored(
-        block_hashes=[77],
-        parent_block_hash=None,
-        token_ids=tokens[:4],
-        block_size=BLOCK_SIZE,
-        lora_name="x",
-    )
-    async with following(engine, sink, foreign=True):
-        engine.publisher.publish([first, adapter])
-        engine.publisher.publish([then, orphan])  # type: ignore[list-item]
-        while sink.blocks != set(ours[:5]):
-            engine.publisher.publish([BlockRemoved(block_hashes=[500])])  # wakes the subscription
-            await asyncio.sleep(0.05)
-        engine.publisher.publish([BlockRemoved(block_hashes=[15])])
-        await until(lambda: sink.blocks == set(ours[:4]), "a removed block is still there")
 
 
 @pytest.mark.parametrize(
