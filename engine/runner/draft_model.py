@@ -116,6 +116,12 @@ class DraftModel:
         """Of each block the tokens from its first one on whose keys and values are there."""
 
     @torch.inference_mode()
+    def rehearse(self, plan: SchedulerOutput) -> None:
+        """Reads a plan's tokens, the first of its requests, so that kernels are compiled."""
+        self._rows.update(plan)
+        self._run(plan.scheduled)
+
+    @torch.inference_mode()
     def propose(
         self, plan: SchedulerOutput, inputs: StepInputs, sampled: Sequence[SampledToken]
     ) -> None:

@@ -189,6 +189,9 @@ class ModelRunner:
                 options,
                 max_model_len,
             )
+            if measurable(self.device):
+                stage("compiling the draft model's kernels")
+                self._warm_up(self._draft.rehearse)
         self.info = self._describe(activations)
 
     def _make_lora(self) -> LoraBatch | None:
@@ -218,7 +221,7 @@ class ModelRunner:
             stage("measuring the largest step")
             needs = self._measure_worst_step()
             stage("compiling kernels")
-            self._warm_up()
+            self._warm_up(self.execute)
             if graph_sizes:
                 max_blocks = -(-self._max_model_len // self._options.cache.block_size)
                 ladders = 1 if self._adapters is None else 2
@@ -278,9 +281,9 @@ class ModelRunner:
         self._rows.update(after)
         return peak
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, run: Callable[[SchedulerOutput], object]) -> None:
         """Has kernels compiled for steps of all sizes, and for a decode of a short context, which
-        attention does not split. All ranks run it."""
+        attention does not split. All ranks do it."""
         limits, longest = self._options.scheduler, max(1, self._max_model_len - 1)
         steps = [
             (min(limits.max_num_seqs, -(-tokens // longest)), tokens, self._max_model_len)
@@ -291,7 +294,7 @@ class ModelRunner:
             plan, after = worst_step(
                 scheduler, max_model_len, self.layout, self._options.cache.block_size
             )
-            self.execute(plan)
+            run(plan)
             self._rows.update(after)
 
     def _measure_worst_step(self) -> int:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.executor.inproc import InprocExecutor
-from pagelet.engine.runner import draft_model
-from pagelet.engine.runner.draft_model import DraftSource
+from pagelet.engine.runner import draft_model, model_runner
+from pagelet.engine.runner.draft_model import DraftModel, DraftSource
 from pagelet.engine.runner.model_runner import ModelRunner
+from pagelet.engine.runner.worst_step import warm_up_sizes
 from pagelet.engine.speculation.speculation import Speculation
 from pagelet.engine.weights.hf_config import model_config_from_hf
 from pagelet.protocol.engine import EngineCoreRequest, SpeculationStats
@@ -126,6 +127,28 @@ def test_model_that_drafts_for_itself_is_always_right(
     assert stats.num_accepted_tokens == stats.num_draft_tokens
     if spare == 12 and any(each["params"]["max_tokens"] > 4 for each in work):
         assert stats.num_draft_tokens > 0
+
+
+def test_where_kernels_are_compiled_it_runs_before_requests_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_runner, "measurable", lambda device: True)
+    monkeypatch.setattr(model_runner, "peak_bytes", lambda function, device: function() or 0)
+    sizes: list[int] = []
+    run = DraftModel._run
+
+    def noted(draft: DraftModel, entries: Any) -> Any:
+        sizes.append(sum(entry.num_tokens for entry in entries))
+        return run(draft, entries)
+
+    monkeypatch.setattr(DraftModel, "_run", noted)
+    core = make_core(config(), max_num_batched_tokens=40)
+    assert sizes == [*warm_up_sizes(40), 1]
+    work = [{"prompt": [5, 6, 7], "params": {"max_tokens": 8, "ignore_eos": True}}]
+    found, stats = answers(core, work)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    monkeypatch.undo()
+    assert found == answers(make_core(None), work)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
