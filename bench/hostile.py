@@ -179,8 +179,7 @@ class Bench:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    client = HttpClient(options.url)
-    try:
+    async with HttpClient(options.url) as client:
         model = json.loads(await client.get("/v1/models"))["data"][0]["id"]
         hostile = [
             _Hostile(name, *make(model))
@@ -193,8 +192,6 @@ async def _run(options: argparse.Namespace) -> None:
             await bench.each()
         else:
             await bench.compare(options.rounds, options.tokens, options.connections)
-    finally:
-        await client.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,9 +9,7 @@ import uvloop
 
 from pagelet.bench.figures import Figure, percentile
 from pagelet.bench.load.datasets import Lengths, random_prompts
-from pagelet.bench.load.http_client import HttpClient
-from pagelet.bench.load.openai_api import RequestOptions
-from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.run import Load, RunResult, run_completions
 from pagelet.bench.load.vocabulary import TokenIds
 from pagelet.bench.progress import Progress
 from pagelet.bench.server import running_server
@@ -36,11 +34,7 @@ async def stream_all(
     """Runs all streams at once. Raises `BadStream` unless each of them ends well, with exactly
     `num_tokens` tokens, within two minutes."""
     workload = random_prompts(_TOKEN_IDS, num_streams, Lengths(prompt_tokens, num_tokens), seed)
-    client = HttpClient(url, timeout=_STREAM_SECONDS)
-    try:
-        result = await run_load(client, RequestOptions(NAME), workload, Load(num_streams))
-    finally:
-        await client.close()
+    result = await run_completions(url, NAME, workload, Load(num_streams), _STREAM_SECONDS)
     for record in result.records:
         if not record.ok:
             raise BadStream(record.error_detail)

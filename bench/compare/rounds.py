@@ -10,9 +10,7 @@ import uvloop
 
 from pagelet.bench.compare.peers import Peer
 from pagelet.bench.compare.presets import Preset, warm_up
-from pagelet.bench.load.http_client import HttpClient
-from pagelet.bench.load.openai_api import RequestOptions
-from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.run import Load, RunResult, run_completions
 from pagelet.bench.load.statistics import summarise
 from pagelet.bench.load.vocabulary import Vocabulary
 from pagelet.bench.load.workload import Workload
@@ -69,17 +67,11 @@ def run_rounds(
 
 def run(address: str, load: Load, workloads: Sequence[Workload]) -> RunResult:
     """One workload after the other; the result of all together."""
-    results = [uvloop.run(_run(address, load, workload)) for workload in workloads]
+    results = [
+        uvloop.run(run_completions(address, "model", workload, load)) for workload in workloads
+    ]
     return RunResult(
         [record for result in results for record in result.records],
         sum(result.duration for result in results),
         sum(result.cpu_seconds for result in results),
     )
-
-
-async def _run(address: str, load: Load, workload: Workload) -> RunResult:
-    client = HttpClient(address)
-    try:
-        return await run_load(client, RequestOptions("model"), workload, load)
-    finally:
-        await client.close()

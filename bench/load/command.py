@@ -201,11 +201,12 @@ async def measure(
     warmups: int = 1,
     observe: Observer = lambda record: None,
 ) -> tuple[RequestOptions, RunResult]:
-    """Warms up, then runs the workload. Fills in the model's name if it is empty.
+    """Warms up, then runs the workload, and closes the client. Fills in the model's name if it is
+    empty.
 
     Raises `RequestFailed` if a warm-up fails: then so would everything else.
     """
-    try:
+    async with client:
         if not options.model:
             options = dataclasses.replace(options, model=await first_model(client))
         for _ in range(warmups):
@@ -216,8 +217,6 @@ async def measure(
             if record.error is not None:
                 raise RequestFailed("the first request failed", record.error_detail)
         return options, await run_load(client, options, workload, load, observe)
-    finally:
-        await client.close()
 
 
 async def first_model(client: HttpClient) -> str:

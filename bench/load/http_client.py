@@ -7,6 +7,7 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from typing import Self
 
 from pagelet.router.upstream.connection import (
     Connection,
@@ -29,7 +30,7 @@ class RequestFailed(Exception):
 
 
 class HttpClient:
-    """Requests to one server. Use it in one event loop."""
+    """Requests to one server. Use it in one event loop, and `close` it, or use it as a context."""
 
     def __init__(
         self, base_url: str, headers: Mapping[str, str] | None = None, timeout: float = 600.0
@@ -74,6 +75,12 @@ class HttpClient:
             connection.abort()
         self._idle.clear()
         await asyncio.sleep(0)  # lets the transports close
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def _exchange(self, request: bytes, sink: BodySink) -> None:
         try:

@@ -102,6 +102,15 @@ async def run_load(
     return RunResult(records, duration, time.process_time() - cpu_before)
 
 
+async def run_completions(
+    address: str, model: str, workload: Workload, load: Load, answer_seconds: float = 600.0
+) -> RunResult:
+    """`run_load` with greedy completions, each of which may take so long, and a client of its
+    own."""
+    async with HttpClient(address, timeout=answer_seconds) as client:
+        return await run_load(client, RequestOptions(model), workload, load)
+
+
 async def send(
     client: HttpClient,
     options: RequestOptions,

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 import uvloop
 
 from pagelet.bench.figures import percentile
-from pagelet.bench.load.http_client import HttpClient
-from pagelet.bench.load.openai_api import RequestOptions
-from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.run import Load, RunResult, run_completions
 from pagelet.bench.load.workload import Session, Turn, Workload
 from pagelet.bench.progress import Progress
 from pagelet.bench.routers.contenders import Contender
@@ -73,15 +71,7 @@ def _warm_up(server: Server, count: int) -> None:
 
 def send_all(address: str, workload: Workload, load: Load) -> RunResult:
     """Sends a workload of texts to `/v1/completions`."""
-
-    async def send() -> RunResult:
-        client = HttpClient(address, timeout=_ANSWER_SECONDS)
-        try:
-            return await run_load(client, RequestOptions(MODEL_NAME), workload, load)
-        finally:
-            await client.close()
-
-    return uvloop.run(send())
+    return uvloop.run(run_completions(address, MODEL_NAME, workload, load, _ANSWER_SECONDS))
 
 
 def play(

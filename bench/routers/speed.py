@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from pagelet.bench.load.http_client import HttpClient
-from pagelet.bench.load.openai_api import RequestOptions
-from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.run import Load, RunResult, run_completions
 from pagelet.bench.load.workload import Session, Turn, Workload
 from pagelet.bench.routers.replicas import MODEL_NAME, Replicas
 from pagelet.bench.routing.replica import Hardware
@@ -39,16 +37,14 @@ def measure_speed(replicas: Replicas, words: Sequence[str]) -> float:
         turns = [Turn(prompt, _ANSWER_TOKENS) for prompt in prompts]
         return Workload("full load", tuple(Session((turn,)) for turn in turns))
 
-    async def load(address: str) -> RunResult:
-        client = HttpClient(address)
-        try:
-            options, pressure = RequestOptions(MODEL_NAME), Load(concurrency=_CONCURRENCY)
-            return await run_load(client, options, workload(), pressure)
-        finally:
-            await client.close()
-
     async def load_all() -> list[RunResult]:
-        return await asyncio.gather(*(load(target.url) for target in replicas.targets))
+        load = Load(concurrency=_CONCURRENCY)
+        return await asyncio.gather(
+            *(
+                run_completions(target.url, MODEL_NAME, workload(), load)
+                for target in replicas.targets
+            )
+        )
 
     results = uvloop.run(load_all())
     records = [record for result in results for record in result.records]

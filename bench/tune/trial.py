@@ -9,12 +9,9 @@ import uvloop
 
 from pagelet.bench.load import datasets
 from pagelet.bench.load.datasets import Lengths
-from pagelet.bench.load.http_client import HttpClient
-from pagelet.bench.load.openai_api import RequestOptions
-from pagelet.bench.load.run import Load, RunResult, run_load
+from pagelet.bench.load.run import Load, RunResult, run_completions
 from pagelet.bench.load.statistics import Bounds, summarise
 from pagelet.bench.load.vocabulary import Vocabulary
-from pagelet.bench.load.workload import Workload
 from pagelet.bench.progress import Progress
 from pagelet.bench.server import running_server
 from pagelet.bench.tune.search import Score, Settings, best_rate
@@ -76,7 +73,7 @@ def evaluate(
             workload = datasets.random_prompts(
                 vocabulary, count, goal.lengths, goal.seed + 1000 * runs
             )
-            result = uvloop.run(_run(server.address, workload, load))
+            result = uvloop.run(run_completions(server.address, "model", workload, load))
             return result, float(summarise(result, goal.bounds)["good_share"])
 
         def keeps(rate: float) -> bool:
@@ -93,11 +90,3 @@ def evaluate(
         burst, _ = press(goal.num_prompts, Load(request_rate=math.inf))
         throughput = sum(record.ok for record in burst.records) / burst.duration
         return Score(best_rate(keeps, throughput, goal.runs), unloaded)
-
-
-async def _run(address: str, workload: Workload, load: Load) -> RunResult:
-    client = HttpClient(address)
-    try:
-        return await run_load(client, RequestOptions("model"), workload, load)
-    finally:
-        await client.close()
