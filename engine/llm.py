@@ -111,6 +111,8 @@ class LLM:
         self._core.on_wake = self._woken.set
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
+        self.num_drafted = self.num_accepted = 0
+        """Tokens that speculation has guessed by now, and those of them that were right."""
 
     def generate(
         self,
@@ -346,7 +348,11 @@ class LLM:
                 self._woken.clear()
                 if not self._core.has_work:  # what is left waits for grammars to be compiled
                     self._woken.wait()
-                stopped = self._outputs.process(self._core.step())
+                outputs = self._core.step()
+                if (counted := outputs.stats.speculation) is not None:
+                    self.num_drafted += counted.num_draft_tokens
+                    self.num_accepted += counted.num_accepted_tokens
+                stopped = self._outputs.process(outputs)
                 if stopped:
                     self._core.abort(stopped)
         except BaseException:
