@@ -1,10 +1,11 @@
-"""Rates of the linear layer on this machine, beside torch's in the same run.
+"""Rates of the linear layer and of a mixture's experts on this machine, beside torch's.
 
     python -m pagelet.kernels.cpu.bench [--size 2048] [--seconds 0.5]
 
 One row is bound by memory: GB/s of weights that are in no cache, and their share of what this
-machine reads at best. Many rows are bound by arithmetic: GFLOP/s. Each figure is the best of many
-short runs, ours and torch's in turn, so that other load on the machine hides neither.
+machine reads at best. Many rows are bound by arithmetic: GFLOP/s. There are 64 experts of half the
+size, of which a row takes 8. Each figure is the best of many short runs, ours and torch's in turn,
+so that other load on the machine hides neither.
 """
 
 import argparse
@@ -20,8 +21,11 @@ from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.linear.cpu import record_linear
 from pagelet.kernels.linear.packed import LinearFormat, pack_linear
+from pagelet.kernels.moe import torch_native
+from pagelet.kernels.moe.cpu import pack_experts, record_moe
 
 FORMATS: tuple[LinearFormat, ...] = ("f32", "bf16", "q8", "q4")
+NUM_EXPERTS, TOP_K = 64, 8
 OUT_OF_CACHE = 160 << 20  # bytes of weights that take turns
 SHORT_RUN = 8 << 20  # bytes read between two looks at the clock
 
@@ -82,6 +86,30 @@ def measure(
     return best[0], best[1], packed.nbytes
 
 
+def measure_experts(format: LinearFormat, rows: int, size: int, seconds: float) -> list[float]:
+    """Seconds of one mixture of ours and of torch's on bfloat16 weights, or float32 for "f32"."""
+    dtype = torch.float32 if format == "f32" else torch.bfloat16
+    hidden, intermediate = size // 2, size // 4
+    x, out = torch.randn(2, rows, hidden).to(dtype)
+    gate_up = (torch.randn(NUM_EXPERTS, 2 * intermediate, hidden) * hidden**-0.5).to(dtype)
+    down = (torch.randn(NUM_EXPERTS, hidden, intermediate) * intermediate**-0.5).to(dtype)
+    experts = pack_experts(gate_up, down, [format])
+    # Rows of other runs take other experts, whose weights are in no cache.
+    logits = torch.randn(8, rows, NUM_EXPERTS).to(dtype)
+    programs = []
+    for of_run in logits:
+        programs.append(Program())
+        record_moe(programs[-1], x, of_run, experts, out, TOP_K, renormalize=True)
+    ours, theirs = itertools.cycle(programs), itertools.cycle(logits)
+    return best_seconds(
+        [
+            lambda: next(ours).run(rows),
+            lambda: torch_native.moe(x, next(theirs), gate_up, down, TOP_K, True),
+        ],
+        seconds,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -108,6 +136,11 @@ def main() -> None:
                 f"{theirs / ours:.2f}",
             )
             print(f"{format:6}" + "".join(f"{figure:>9}" for figure in figures), flush=True)
+    print("experts" + "".join(f"{column:>9}" for column in ("rows", "ms", "x torch")))
+    for format in FORMATS:
+        for rows in (1, 4, 16, 64):
+            ours, theirs = measure_experts(format, rows, options.size, options.seconds)
+            print(f"{format:7}{rows:9}{ours * 1e3:9.3f}{theirs / ours:9.2f}", flush=True)
 
 
 if __name__ == "__main__":
