@@ -1,4 +1,5 @@
-"""What others rely on in our metrics: all names, types and labels, and what known tools read.
+"""What others rely on in our metrics: all names, types and labels, what known tools read, and the
+documentation's table.
 
 After a change that is meant: `.venv/bin/python tests/protocol/test_metric_contracts.py`.
 """
@@ -10,12 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagelet.agent.metrics import Metrics
 from pagelet.operator.metrics import Metrics as OperatorMetrics
+from pagelet.protocol import router_metrics
 from pagelet.protocol.engine import SchedulerStats
 from pagelet.router.metrics import PoolView, RouterMetrics
 from pagelet.router.record import RequestRecord
 from pagelet.router.routing.types import Decision
 
 GOLDEN = Path(__file__).parents[1] / "data/metrics.txt"
+PAGE = Path(__file__).parents[2] / "docs/observability.md"
+HEADER = "| metric of a router | kind | labels | what it tells |\n| --- | --- | --- | --- |\n"
 OF_THE_PROCESS = ("process_", "python_")
 
 
@@ -70,6 +74,36 @@ def all_described() -> str:
 
 def test_names_types_and_labels_are_those_of_the_list() -> None:
     assert all_described() == GOLDEN.read_text()
+
+
+def router_table() -> str:
+    """All metrics of a router, for readers of the documentation."""
+    every = (
+        *router_metrics.REQUEST_METRICS,
+        *router_metrics.POOL_METRICS,
+        *router_metrics.SERVER_METRICS,
+    )
+    rows = [
+        f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.help} |"
+        for each in every
+    ]
+    return HEADER + "".join(f"{row}\n" for row in rows)
+
+
+def with_router_table(page: str) -> str:
+    """A page whose table is as it should be."""
+    before, _, rest = page.partition(HEADER)
+    _, blank, after = rest.partition("\n\n")
+    assert blank, f"{PAGE.name} has no table of a router's metrics"
+    return before + router_table() + "\n" + after
+
+
+def test_the_documentation_lists_all_metrics_of_a_router() -> None:
+    page = PAGE.read_text()
+    assert with_router_table(page) == page
+    in_table = {line.split("`")[1] for line in router_table().splitlines() if "`" in line}
+    shown = {line.split()[0] for line in described(router_text())}
+    assert in_table == shown
 
 
 READERS = {
@@ -130,3 +164,4 @@ def test_the_endpoint_picker_finds_its_labels() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(all_described())
+    PAGE.write_text(with_router_table(PAGE.read_text()))
