@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from pagelet.engine.core.core import EngineCore
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.llm import DEFAULT_MAX_TOKENS, LLM
 from pagelet.engine.processor import RequestedSampling
@@ -78,6 +79,25 @@ def test_an_interrupted_call_leaves_nothing_behind(
     assert (len(llm._outputs), llm._core.num_unfinished) == (0, 0)
     (after,) = llm.generate("three", RequestedSampling(max_tokens=5))
     assert len(after.outputs[0].token_ids) == 5
+
+
+def test_guesses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step = 0, EngineCore.step
+
+    def counted(self: EngineCore) -> EngineCoreOutputs:
+        nonlocal steps
+        outputs = step(self)
+        steps += bool(outputs.outputs)
+        return outputs
+
+    monkeypatch.setattr(EngineCore, "step", counted)
+    guesses = {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1}
+    few_words = RequestedGrammar(param="structured", regex="[ab]{900,}")
+    sampling = RequestedSampling(temperature=0, max_tokens=150, structured=few_words)
+    with LLM(MODEL, runner="simulated", max_model_len=512, speculation=guesses) as drafting:
+        (completion,) = drafting.generate("aaaa" * 9, sampling, progress=False)
+    assert 0 < drafting.num_accepted < drafting.num_drafted
+    assert len(completion.outputs[0].token_ids) == steps + drafting.num_accepted
 
 
 def test_several_conversations_at_once_are_refused_in_words(llm: LLM) -> None:
