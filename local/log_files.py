@@ -88,7 +88,10 @@ class Follower:
 
     def poll(self) -> Iterator[tuple[Path, str]]:
         """What came since the last call."""
-        for path in self._find():
+        found = self._find()
+        for path in self._open.keys() - set(found):
+            self._open.pop(path).close()
+        for path in found:
             file = self._open.get(path)
             if file is None:
                 file = self._open[path] = _open(path)

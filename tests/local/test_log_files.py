@@ -1,5 +1,6 @@
 """Logs: pieces become lines, files stay small, readers lose nothing."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,21 @@ def test_a_follower_sees_every_line_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line for _, line in follower.poll()] == [f"line {number} .." for number in range(12)]
     for log in (first, second):
         log.close()
+    (tmp_path / "b.log").unlink()
+    (tmp_path / "c.log").write_text("of the next\n")
+    assert [line for _, line in follower.poll()] == ["of the next"]
+    assert opened_in(tmp_path) == {"a.log", "c.log"}, "a log that is gone is let go"
     follower.close()
+
+
+def opened_in(folder: Path) -> set[str]:
+    """Names of the files there that this process has open; those that are gone say so."""
+    names = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them
+            file = descriptor.readlink()
+            names |= {file.name} if file.parent == folder else set()
+    return names
 
 
 def test_what_a_process_says_is_its_own(tmp_path: Path) -> None:
