@@ -36,7 +36,8 @@ async def health(request: Request) -> Response:
     return _json({"status": "ok"}) if reason is None else _unavailable(reason)
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping")
 async def ping(request: Request) -> Response:
     """`/health` under the name that SageMaker asks for, as in vLLM."""
     return await health(request)
