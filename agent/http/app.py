@@ -21,8 +21,8 @@ from pagelet.agent.http import (
 from pagelet.agent.http.errors import add_error_handlers
 from pagelet.agent.http.gate import Gate
 from pagelet.agent.http.messages import route as messages
+from pagelet.agent.http.responses import count, stored
 from pagelet.agent.http.responses import route as responses
-from pagelet.agent.http.responses import stored
 from pagelet.agent.http.server import Server
 from pagelet.agent.metrics import Metrics
 from pagelet.agent.settings import ServeSettings
@@ -44,6 +44,7 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/chat/completions/render": ChatCompletionRequest,
     "/v1/completions/render": CompletionRequest,
     "/v1/responses": ResponseRequest,
+    "/v1/responses/input_tokens": ResponseRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/embeddings": EmbeddingRequest,
@@ -65,7 +66,7 @@ def create_app(llm: AsyncLLM, settings: ServeSettings, metrics: Metrics) -> Fast
     app = FastAPI(title="Pagelet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
     for module in (
-        *(chat, completions, responses, stored, messages, embeddings, scores),
+        *(chat, completions, responses, count, stored, messages, embeddings, scores),
         *(tokens, operations, render, replica, adapters),
     ):
         app.include_router(module.router)

@@ -28,6 +28,8 @@ class ErrorResponse(msgspec.Struct):
 
 RESPONSES: Final = "/v1/responses"
 """The path of an API that has an event of its own for what goes wrong in a stream."""
+INPUT_TOKENS: Final = f"{RESPONSES}/input_tokens"
+"""Where what a response would read is counted."""
 
 
 def response_error_event(error: "ApiError", sequence_number: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from pagelet.protocol.anthropic.errors import MESSAGES
-from pagelet.protocol.openai.errors import RESPONSES
+from pagelet.protocol.openai.errors import INPUT_TOKENS, RESPONSES
 from pagelet.protocol.trace_context import TraceContext
 from pagelet.router.conversation import conversation_key
 from pagelet.router.http.exchange import Exchange
@@ -35,14 +35,16 @@ _SCORING: Final = ("/v2/rerank", "/v1/rerank", "/rerank", "/v1/score", "/score")
 PATHS: Final = frozenset(
     (
         *(CHAT, COMPLETIONS, f"{CHAT}/render", f"{COMPLETIONS}/render"),
-        *(RESPONSES, "/v1/embeddings", MESSAGES, f"{MESSAGES}/count_tokens"),
+        *(RESPONSES, INPUT_TOKENS, "/v1/embeddings", MESSAGES, f"{MESSAGES}/count_tokens"),
         *_SCORING,
         *("/pooling", "/classify"),
         *("/tokenize", "/detokenize"),
     )
 )
 """Where clients may POST JSON that names a model."""
-_CACHING: Final = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/embeddings", *_SCORING))
+_OF_STORED: Final = frozenset((RESPONSES, INPUT_TOKENS))
+"""Where a request may go on from stored responses."""
+_HINTED: Final = frozenset((CHAT, COMPLETIONS, MESSAGES, "/v1/embeddings", *_OF_STORED, *_SCORING))
 """Replicas take hints there, so that what they cache of a prompt is its tenant's own."""
 _NAMED_EVENTS: Final = frozenset((RESPONSES, MESSAGES))
 """Streams there end with their one answer."""
@@ -68,11 +70,11 @@ class Inference:
         model = self._resolve()
         record.model, record.stream = model.name, body.stream
         record.answers = body.num_answers
-        if self.exchange.path == RESPONSES and body.previous_response_id is not None:
+        if self.exchange.path in _OF_STORED and body.previous_response_id is not None:
             body.before = await conversation(
                 self.state, self.tenant, record, body.previous_response_id
             )
-        if self.exchange.path == RESPONSES:
+        if self.exchange.path in _OF_STORED:
             body.referenced = await referenced_items(self.state, self.tenant, record, body.data)
         session = self.exchange.header(self.state.config.routing.session_header.encode())
         ref = self.state.models.choose_pool(
@@ -99,7 +101,7 @@ class Inference:
         record.model = self.state.models.label(model.route)  # the first replica may have told it
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
-            caches = self.exchange.path in _CACHING
+            caches = self.exchange.path in _HINTED
             tokenises = self.exchange.path in (CHAT, COMPLETIONS)
             adapter = self.state.models.adapter_digest(model, ref)
             if tokenises:
@@ -168,7 +170,7 @@ class Inference:
         headers = from_client(self.exchange.headers)
         headers += self.state.replica_headers
         headers.append((b"x-request-id", self.record.request_id.encode()))
-        if self.exchange.path == RESPONSES:
+        if self.exchange.path in _OF_STORED:
             headers.append(tenant_header(self.tenant))
         for name, value in self.trace.headers():
             headers.append((name.encode(), value.encode("latin-1", "replace")))

@@ -104,6 +104,13 @@ def test_responses_forget_what_is_oldest(client):
     assert caught.value.param == "input"
     answer = client.responses.create(input=items, truncation="auto", store=True, **asked)
     assert answer.truncation == "auto"
+    auto, whole = (
+        client.responses.input_tokens.count(
+            model="tiny", instructions="Be brief.", input=items, truncation=truncation
+        ).input_tokens
+        for truncation in ("auto", "disabled")
+    )
+    assert 8192 - 2 * 950 < auto < 8192 < whole
     assert 8192 - 100 - 2 * 950 < answer.usage.input_tokens <= 8192 - 100
     *_, last = client.responses.create(input=items, truncation="auto", stream=True, **asked)
     assert last.response.usage.input_tokens == answer.usage.input_tokens

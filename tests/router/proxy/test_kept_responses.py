@@ -115,6 +115,21 @@ def test_any_replica_goes_on_from_what_one_keeps(replicas, client):
         assert [item.content[0].text for item in items] == [f"one {number}", TEXT, "two"]
 
 
+def test_any_replica_counts_what_goes_on_from_a_kept_response(replicas, client):
+    answer = respond(client, input="one")
+    said = f"<user>one<assistant>{TEXT}<user>two<assistant>"
+    [asked] = client.responses.input_items.list(answer.id).data
+    items = [{"type": "item_reference", "id": each} for each in (asked.id, answer.output[0].id)]
+    for fields in (
+        {"input": "two", "previous_response_id": answer.id},
+        {"input": [*items, {"role": "user", "content": "two"}]},
+    ):
+        before = [len(each.llm.seen) for each in replicas]
+        counted = client.responses.input_tokens.count(model="tiny", **fields)
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", len(said))
+        assert [len(each.llm.seen) for each in replicas] == before
+
+
 def test_any_replica_is_told_what_a_reference_stands_for(replicas, client):
     ids, keepers = [], set()
     while len(keepers) < 2:
