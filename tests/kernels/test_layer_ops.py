@@ -72,12 +72,18 @@ def embedding_arguments(random: Random) -> tuple[Any, ...]:
     return ids, random(rows, random.size(1, 40)), first
 
 
+def router_logits(random: Random, tokens: int, experts: int) -> torch.Tensor:
+    """No two of a row are equal in any type: which of such experts a token goes to is open."""
+    order = torch.rand(tokens, experts, generator=random.generator).argsort(dim=1)
+    return ((order - random.size(0, experts)) * 0.4375).to(random.dtype)
+
+
 def moe_arguments(random: Random) -> tuple[Any, ...]:
     experts, hidden, width = random.size(1, 9), random.size(1, 20), random.size(1, 20)
     tokens = random.size(0, 12)
     return (
         random(tokens, hidden),
-        random(tokens, experts),
+        router_logits(random, tokens, experts),
         random(experts, 2 * width, hidden) * hidden**-0.5,
         random(experts, hidden, width) * width**-0.5,
         random.size(1, experts),
@@ -123,7 +129,7 @@ def quantized_moe_arguments(random: Random) -> tuple[Any, ...]:
     tokens = random.size(0, 12)
     return (
         random(tokens, hidden),
-        random(tokens, experts),
+        router_logits(random, tokens, experts),
         matrices(2 * width, hidden),
         matrices(hidden, width),
         top_k,
