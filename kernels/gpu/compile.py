@@ -6,8 +6,9 @@ each takes.
 What is compiled are the launches that the `examples()` of each `kernels/OP/triton.py` would make,
 with the types, constants and settings that they have on that architecture. An error is: a kernel
 that does not compile, takes more shared memory than a block may have, spills registers, or has a
-product of matrices without matrix instructions. `--quick` compiles one example a kernel; `--docs`
-writes the table into a page, between its two markers.
+product of matrices without matrix instructions. `--quick` compiles one example a kernel, and one
+of float32, which has settings of its own; `--docs` writes the table into a page, between its two
+markers.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -70,8 +72,9 @@ def compile_operation(operation: str, name: str, *, quick: bool) -> list[Report]
         assert launches, f"{operation}: {example.name} launches nothing"
         for one in launches:
             kernel = one.kernel.__name__
-            if (kernel, "" if quick else example.name) not in seen:
-                seen.add((kernel, "" if quick else example.name))
+            kind = (kernel, one.args[0].dtype == torch.float32 if quick else example.name)
+            if kind not in seen:
+                seen.add(kind)
                 reports.append(_compile(one, kernel, example.name, architecture))
     return reports
 
@@ -185,7 +188,7 @@ def write_docs(page: Path, content: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Compiles, prints, and returns 1 if a kernel has a problem."""
     parser = argparse.ArgumentParser(description="Compile the Triton kernels ahead of time.")
-    parser.add_argument("--quick", action="store_true", help="one example a kernel")
+    parser.add_argument("--quick", action="store_true", help="one example a kernel and width")
     parser.add_argument("--only", metavar="OP", action="append", choices=operations())
     parser.add_argument("--docs", type=Path, help="the page to write the table into")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -13,10 +13,14 @@ Kind = Literal["int4", "int8", "fp8"]
 
 
 class GroupedForm(Protocol):
-    """What launch settings for quantised weights are chosen by."""
+    """A quantised weight, or one of every expert, as kernels see it."""
 
     @property
     def kind(self) -> Kind: ...
+    @property
+    def values(self) -> torch.Tensor: ...
+    @property
+    def scales(self) -> torch.Tensor: ...
     @property
     def minima(self) -> torch.Tensor | None: ...
     @property

@@ -18,8 +18,8 @@ import triton.language as tl
 from pagelet.kernels.gpu import invariance
 from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float
-from pagelet.kernels.gpu.elements import NAMES, accumulator
-from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.elements import NAMES
+from pagelet.kernels.gpu.launch import Example, architecture, fake, launch
 from pagelet.kernels.gpu.tile import Tile, choose_by_rows
 from pagelet.kernels.linear.grouped import BLOCK, GroupedForm, GroupedWeight
 from pagelet.kernels.precision import accumulation_dtype
@@ -229,8 +229,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x = x.contiguous()
     assert weight.is_contiguous()
     out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
-    stage = (_TILE.rows + _TILE.columns) * _TILE.inner * x.dtype.itemsize
-    tile = _TILE.fitted(architecture(x.device), stage)
+    target, itemsize = architecture(x.device), x.dtype.itemsize
+    tile = choose_by_rows(target, _DENSE_TILES, num_tokens, itemsize)
+    tile = tile.fitted(target, (tile.rows + tile.columns) * tile.inner * itemsize)
     launch(
         linear_kernel,
         (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows)),
@@ -242,13 +243,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x.stride(0),
         N=out_size,
         K=in_size,
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.columns,
-        BLOCK_K=tile.inner,
-        STAGES=tile.stages,
-        UPCAST=INTERPRETED,
-        ACCUMULATOR=accumulator(x.dtype),
-        num_warps=tile.warps,
+        **tile.constants(target, x.dtype),
     )
     return out
 
@@ -264,10 +259,7 @@ def grouped_linear(
     if x.stride(1) != 1:
         x = x.contiguous()
     out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
-    values = weight.values
-    assert values.is_contiguous()
-    assert weight.scales.is_contiguous()
-    assert weight.minima is None or weight.minima.is_contiguous()
+    tensors, form = stored_form(weight)
     target = architecture(x.device)
     tile = choose_tile(target, num_tokens, weight, x.dtype.itemsize)
     split = choose_split(target, num_tokens, weight, tile)
@@ -280,9 +272,7 @@ def grouped_linear(
         grouped_linear_kernel,
         (triton.cdiv(out_size, tile.columns), triton.cdiv(num_tokens, tile.rows), splits),
         x,
-        values.view(torch.uint8) if weight.kind == "fp8" else values,
-        weight.scales,
-        weight.minima,
+        *tensors,
         bias if splits == 1 else None,
         sums,
         num_tokens,
@@ -290,16 +280,8 @@ def grouped_linear(
         N=out_size,
         K=in_size,
         SPLIT=split,
-        ROW_BYTES=values.shape[1],
-        GROUP=weight.group_size,
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.columns,
-        BLOCK_K=tile.inner,
-        STAGES=tile.stages,
-        KIND=weight.kind,
-        UPCAST=INTERPRETED,
-        ACCUMULATOR=accumulator(x.dtype),
-        num_warps=tile.warps,
+        **form,
+        **tile.constants(target, x.dtype),
     )
     if splits > 1:
         block = min(_SUM_BLOCK, triton.next_power_of_2(out_size))
@@ -318,8 +300,26 @@ def grouped_linear(
     return out
 
 
-_TILE = Tile(64, 64, 64, 4, 3)
-"""Of dense weights, for every number of tokens."""
+def stored_form(
+    weight: GroupedForm,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], dict[str, object]]:
+    """What kernels get of a quantised weight: values (FP8 as bytes), scales and minima, and how
+    they lie."""
+    values, scales, minima = weight.values, weight.scales, weight.minima
+    assert values.is_contiguous()
+    assert scales.is_contiguous()
+    assert minima is None or minima.is_contiguous()
+    form: dict[str, object] = {
+        "ROW_BYTES": values.shape[-1],
+        "GROUP": weight.group_size,
+        "KIND": weight.kind,
+    }
+    stored = values.view(torch.uint8) if weight.kind == "fp8" else values
+    return (stored, scales, minima), form
+
+
+_DENSE_TILES = ((float("inf"), Tile(64, 64, 64, 4, 3)),)
+"""For every number of tokens."""
 # By the number of tokens: a decode of few rows has as many programs as it can to read the weights.
 _TILES: tuple[tuple[float, Tile], ...] = (
     (16, Tile(16, 32, 128, 4, 4)),
@@ -333,7 +333,7 @@ def choose_tile(target: Architecture, num_rows: float, weight: GroupedForm, item
     allow, and as many stages as fit into the architecture's shared memory."""
     if weight.kind == "int8" and weight.minima is not None:
         num_rows = min(num_rows, _TILES[1][0])  # the widest tile's registers don't suffice
-    tile = choose_by_rows(_TILES, num_rows)
+    tile = choose_by_rows(target, _TILES, num_rows, itemsize)
     inner = tile.inner
     if weight.kind == "int4":
         inner = BLOCK  # as its values are packed
@@ -370,9 +370,10 @@ def choose_split(target: Architecture, num_rows: int, weight: GroupedWeight, til
 
 def examples() -> Iterator[Example]:
     """A layer of 4096 to 14336 in each form, for a decode and for a prompt."""
-    out_size, in_size, dtype = 14336, 4096, torch.bfloat16
-    dense = fake(64, in_size, dtype=dtype), fake(out_size, in_size, dtype=dtype)
-    yield Example("dense, bf16", partial(linear, *dense))
+    out_size, in_size, bf16, fp32 = 14336, 4096, torch.bfloat16, torch.float32
+    for dtype in (bf16, fp32):
+        dense = fake(64, in_size, dtype=dtype), fake(out_size, in_size, dtype=dtype)
+        yield Example(f"dense, {NAMES[dtype]}", partial(linear, *dense))
 
     def weight(kind: str, group: int, minima: bool, out_size: int = out_size) -> GroupedWeight:
         stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]
@@ -383,18 +384,20 @@ def examples() -> Iterator[Example]:
 
     few = weight("int4", 128, True, out_size=in_size)
     yield Example(
-        f"int4, {in_size} outputs, 16 tokens, {NAMES[dtype]}",
-        partial(grouped_linear, fake(16, in_size, dtype=dtype), few),
+        f"int4, {in_size} outputs, 16 tokens, {NAMES[bf16]}",
+        partial(grouped_linear, fake(16, in_size, dtype=bf16), few),
     )
 
-    for kind, group, minima in (
-        ("int4", 128, True),
-        ("int4", 32, True),
-        ("int8", 16, False),
-        ("int8", 32, True),
-        ("int8", in_size, False),
-        ("fp8", 128, False),
-        ("fp8", in_size, False),
+    for kind, group, minima, dtype in (
+        ("int4", 128, True, bf16),
+        ("int4", 32, True, bf16),
+        ("int8", 16, False, bf16),
+        ("int8", 32, True, bf16),
+        ("int8", in_size, False, bf16),
+        ("fp8", 128, False, bf16),
+        ("fp8", in_size, False, bf16),
+        ("int4", 128, True, fp32),
+        ("int8", in_size, False, fp32),
     ):
         for tokens in (16, 512):
             groups = "one group" if group == in_size else f"groups of {group}"

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from pagelet.kernels.gpu.elements import NAMES, accumulator
-from pagelet.kernels.gpu.launch import INTERPRETED, Example, fake, launch
+from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.tile import register_option
 from pagelet.kernels.lora.adapters import BLOCK_ROWS, WIDE_ROWS, AdapterRows, AdapterTable
 from pagelet.kernels.precision import accumulation_dtype
 
@@ -219,6 +220,7 @@ def add_adapters(
         SPLITS=splits,
         BLOCK_N=_COLUMNS,
         **constants,
+        **register_option(architecture(x.device), x.dtype),
     )
 
 
@@ -231,6 +233,7 @@ def examples() -> Iterator[Example]:
         (torch.bfloat16, 16, 128),
         (torch.bfloat16, 1024, 128),
         (torch.float16, 16, 64),
+        (torch.float32, 1024, 64),
     ):
         table = AdapterTable(8, [4096, 1024, 1024], max_rank, device)
         rows = AdapterRows(2048, device)

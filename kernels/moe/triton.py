@@ -17,11 +17,11 @@ import triton.language as tl
 from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import sigmoid
 from pagelet.kernels.gpu.elements import NAMES, accumulator
-from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.launch import Example, architecture, fake, launch
 from pagelet.kernels.gpu.tile import Tile, choose_by_rows
 from pagelet.kernels.linear.grouped import Kind
 from pagelet.kernels.linear.triton import choose_tile as quantized_tile
-from pagelet.kernels.linear.triton import grouped_product
+from pagelet.kernels.linear.triton import grouped_product, stored_form
 from pagelet.kernels.moe.experts import Experts, GroupedExperts
 from pagelet.kernels.precision import accumulation_dtype
 
@@ -337,28 +337,20 @@ def _multiply(
     num_experts, out_size, in_size = weight.shape
     num_pairs, size = out.shape
     target, itemsize = architecture(x.device), x.dtype.itemsize
-    kernel: object
+    kernel: object = grouped_gemm_kernel
     tensors: tuple[torch.Tensor | None, ...]
-    form: dict[str, object]
+    form: dict[str, object] = {}
     if isinstance(weight, GroupedExperts):
-        kind, values = weight.kind, weight.values
         # Eight waves of AMD's have too few registers for int4 and the experts' addresses.
         rows = rows_of_expert if target.is_nvidia else min(rows_of_expert, 64.0)
         tile = quantized_tile(target, rows, weight, itemsize)
         kernel = quantized_gemm_kernel
-        stored = values.view(torch.uint8) if kind == "fp8" else values
-        tensors = stored, weight.scales, weight.minima
-        form = {
-            "OUT": out_size,
-            "ROW_BYTES": values.shape[2],
-            "GROUPS": weight.scales.shape[1],
-            "GROUP": weight.group_size,
-            "KIND": kind,
-        }
+        tensors, form = stored_form(weight)
+        form |= {"OUT": out_size, "GROUPS": weight.scales.shape[1]}
     else:
         tile = choose_tile(target, rows_of_expert, itemsize)
-        kernel, tensors, form = grouped_gemm_kernel, (weight,), {}
-    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+        assert weight.is_contiguous()
+        tensors = (weight,)
     # Each expert's last block may be nearly empty, but no block is without a pair.
     most_blocks = min(num_pairs, num_pairs // tile.rows + num_experts)
     launch(
@@ -374,15 +366,9 @@ def _multiply(
         TOP_K=top_k,
         N=size,
         K=in_size,
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.columns,
-        BLOCK_K=tile.inner,
-        STAGES=tile.stages,
         GATED=out_size != size,
-        UPCAST=INTERPRETED,
-        ACCUMULATOR=accumulator(x.dtype),
-        num_warps=tile.warps,
         **form,
+        **tile.constants(target, x.dtype),
     )
 
 
@@ -397,14 +383,14 @@ _TILES = (
 
 def choose_tile(target: Architecture, rows_of_expert: float, itemsize: int) -> Tile:
     """With as many stages as fit into the architecture's shared memory."""
-    tile = choose_by_rows(_TILES, rows_of_expert)
+    tile = choose_by_rows(target, _TILES, rows_of_expert, itemsize)
     stage = (tile.rows + 2 * tile.columns) * tile.inner * itemsize
     return tile.fitted(target, stage)
 
 
 def examples() -> Iterator[Example]:
     """Qwen3-30B-A3B's experts, for a batch of decodes and for prompts."""
-    bf16, fp16 = torch.bfloat16, torch.float16
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 
     def quantized(kind: Kind, group: int, out_size: int, in_size: int) -> Experts:
         size = in_size if group == 0 else group
@@ -427,6 +413,8 @@ def examples() -> Iterator[Example]:
         (4096, bf16, "fp8", 128),
         (32, bf16, "fp8", 0),
         (4096, bf16, "fp8", 0),
+        (4096, fp32, None, 0),
+        (4096, fp32, "int4", 128),
     )
     for tokens, dtype, kind, group in forms:
         x, router = fake(tokens, 2048, dtype=dtype), fake(tokens, 128, dtype=dtype)
@@ -438,6 +426,7 @@ def examples() -> Iterator[Example]:
         else:
             gate_up, down = quantized(kind, group, 1536, 2048), quantized(kind, group, 2048, 768)
             of = f"{kind}, " + (f"groups of {group}" if group else "one group")
+            of += "" if dtype == bf16 else f", {NAMES[dtype]}"
         yield Example(
             f"8 of 128 experts, {tokens} tokens, {of}",
             partial(moe, x, router, gate_up, down, 8, True),

@@ -24,6 +24,7 @@ from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float, tanh
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
+from pagelet.kernels.gpu.tile import register_option
 from pagelet.kernels.paged_attention.pages import token_size
 
 MAX_SPLITS = 32
@@ -109,7 +110,7 @@ def _attend(
     return largest, total, sums
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "search_steps"])
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "search_steps", "block_table_stride"])
 def paged_attention_kernel(
     query,  # [num_tokens, heads, HEAD_DIM], the last dimension contiguous
     k_cache,  # [num_blocks, KV_HEADS, page]; FP8 as bytes
@@ -223,7 +224,7 @@ def paged_attention_kernel(
     tl.store(out_at, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "block_table_stride"])
 def split_decode_kernel(
     query,  # [num_tokens, heads, HEAD_DIM], the last dimension contiguous
     k_cache,
@@ -380,6 +381,8 @@ def _settings(
     flight; prefill has more rows of queries for each key that is read. `wide` is for elements of
     32 bits and more, which are for tests more than for speed."""
     least_rows = max(16, triton.next_power_of_2(group))
+    if wide and target.is_nvidia:  # see FLOAT32_TILES
+        return _Settings(max(32 if dim_block <= 128 else 16, least_rows), 16, 8, 1)
     if wide and dim_block >= 128:
         both = not prefill or invariance.BATCH_INVARIANT
         return _Settings(
@@ -464,6 +467,7 @@ def paged_attention(
         "FP8": fp8,
         "UPCAST": INTERPRETED,
         "ACCUMULATOR": accumulator(query.dtype),
+        **register_option(target, query.dtype),
     }
     splits = 1
     if max_query_len == 1:
@@ -544,7 +548,7 @@ def paged_attention(
         HEADS=num_heads,
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
-        SPLITS_BLOCK=triton.next_power_of_2(splits),
+        SPLITS_BLOCK=MAX_SPLITS,  # whatever their number, which differs from step to step
         ACCUMULATOR=accumulator(query.dtype),
         num_warps=4,
     )
@@ -553,7 +557,7 @@ def paged_attention(
 
 def examples() -> Iterator[Example]:
     """Prefill and decode of models of the usual shapes, and each type of cache."""
-    bf16, fp16 = torch.bfloat16, torch.float16
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     fp8, int8 = torch.float8_e4m3fn, torch.int8
     capped = {"sliding_window": 1024, "softcap": 50.0}
     for name, dtype, cache_dtype, heads, kv_heads, head_dim, more in (
@@ -565,6 +569,9 @@ def examples() -> Iterator[Example]:
         ("9/3 heads of 64", bf16, bf16, 9, 3, 64, {}),
         ("8/4 heads of 256, window, soft cap", bf16, bf16, 8, 4, 256, capped),
         ("64/8 heads of 64, sinks", bf16, bf16, 64, 8, 64, {"sinks": fake(64, dtype=bf16)}),
+        ("32/8 heads of 128", fp32, fp32, 32, 8, 128, {}),
+        ("32/8 heads of 64", fp32, int8, 32, 8, 64, {}),
+        ("8/4 heads of 256, window, soft cap", fp32, fp32, 8, 4, 256, capped),
     ):
         cache = fake(2, 1 << 16, kv_heads, 16, token_size(head_dim, cache_dtype), dtype=cache_dtype)
         for step, num_tokens, longest in (("prefill", 2048, 1024), ("decode", 4, 1)):

@@ -207,6 +207,7 @@ def examples() -> Iterator[Example]:
         (torch.float16, torch.float16),
         (torch.bfloat16, torch.float8_e4m3fn),
         (torch.bfloat16, torch.int8),
+        (torch.float32, torch.float32),
     ):
         heads = fake(64, 48, 128, dtype=dtype)
         cache = fake(2, 1 << 16, 8, 16, token_size(128, cache_dtype), dtype=cache_dtype)

@@ -64,7 +64,7 @@ def test_triton_equals_the_reference(
 @pytest.mark.parametrize("group", [32, 128, None])
 @pytest.mark.parametrize("kind", KINDS)
 @given(
-    num_tokens=st.sampled_from([1, 16, 33]),
+    num_tokens=st.sampled_from([1, 16, 31]),
     out_size=st.integers(1, 70),
     in_size=st.integers(1000, 1700),
     bias=st.booleans(),
