@@ -323,6 +323,9 @@ def _rope_config(fields: Fields, parameters: dict[str, Any], theta: float) -> Ro
         raise given.wrong(key, f"one of default, {', '.join(_ROPE_TYPES)}")
     for needed in _ROPE_TYPES[rope_type]:
         given.number(needed)
+    low, high = "low_freq_factor", "high_freq_factor"
+    if rope_type == "llama3" and given.number(high) <= given.number(low):
+        raise given.wrong(high, f"a number above `{low}`")
     scaling = {k: v for k, v in parameters.items() if k not in ("rope_theta", "type")}
     scaling["rope_type"] = rope_type
     if rope_type in _RESCALED_ROPE_TYPES:

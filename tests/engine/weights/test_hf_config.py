@@ -260,6 +260,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "`rope_type` is 'su'.*llama3"),
     ({"rope_scaling": {"type": "linear"}}, "`factor` is missing"),
+    ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "`high_freq_factor` is 1.0.*above"),
     ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
 ]
 
