@@ -230,7 +230,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     assert weight.is_contiguous()
     out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
     target, itemsize = architecture(x.device), x.dtype.itemsize
-    tile = choose_by_rows(target, _DENSE_TILES, num_tokens, itemsize)
+    tile = choose_by_rows(target, _DENSE_TILES, float("inf"), itemsize)
     tile = tile.fitted(target, (tile.rows + tile.columns) * tile.inner * itemsize)
     launch(
         linear_kernel,

@@ -33,6 +33,48 @@ def test_all_kernels_compile_and_are_in_the_table() -> None:
     assert in_table == kernels, "run python -m pagelet.kernels.gpu.compile --docs docs/kernels.md"
 
 
+SPECIALIZED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+import torch
+from pagelet.kernels.gpu import launch
+from pagelet.kernels.gpu.architectures import ARCHITECTURES
+from pagelet.kernels.paged_attention.triton import paged_attention
+
+backend = make_backend(GPUTarget("cuda", 90, 32))
+fake, bf16, int32 = launch.fake, torch.bfloat16, torch.int32
+for tokens in (1, 9):
+    for context in (768, 4096, 4112, 50000):
+        with launch.recording(ARCHITECTURES["sm_90"]) as launches:
+            paged_attention(
+                fake(tokens, 32, 128, dtype=bf16), fake(2, 9, 8, 16, 128, dtype=bf16),
+                fake(2, dtype=int32), fake(1, dtype=int32), fake(1, -(-context // 16), dtype=int32),
+                max_query_len=tokens, max_seq_len=context, query_lens_cpu=[], seq_lens_cpu=[],
+                scale=1.0,
+            )
+        for one in launches:
+            kernel = one.kernel
+            bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+            print(kernel.__name__, bind(*one.args, **one.kwargs)[1:])
+"""
+
+
+def test_attention_is_not_compiled_anew_as_contexts_grow() -> None:
+    """Which would fall on a request's latency."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", SPECIALIZED]
+    printed = subprocess.check_output(command, env=environment, text=True).splitlines()
+    names = [line.split()[0] for line in printed]
+    assert sorted(set(names)) == [
+        "merge_splits_kernel",
+        "paged_attention_kernel",
+        "split_decode_kernel",
+    ]
+    assert len(printed) == 12
+    assert len(set(printed)) == 3
+
+
 def test_a_gpu_gets_the_settings_of_its_generation() -> None:
     assert _of_capability(8, 6, "A10").name == "sm_80"
     assert _of_capability(9, 0, "H200").name == "sm_90"
