@@ -49,10 +49,11 @@ class ChildProcess(subprocess.Popen[bytes]):
     ) -> None:
         """Starts `python ARGUMENTS --config-fd N`; `configuration` is msgpack-encodable.
 
-        `environment` is added to this process's own.
+        `environment` is added to this process's own. Raises OSError.
         """
-        self._socket, theirs = socket.socketpair()
-        with theirs:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as if_it_fails, theirs:
+            self._socket = if_it_fails.enter_context(ours)
             fd = theirs.fileno()
             super().__init__(
                 # -P: the folder that the user happens to be in must not shadow any import.
@@ -62,6 +63,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 pass_fds=[fd, *pass_fds],
                 process_group=0,
             )
+            if_it_fails.pop_all()
         self._reader = FrameReader(msgspec.msgpack.Decoder(ChildReport))
         self._serving: str | None = None
         self._failure: str | None = None

@@ -1,11 +1,14 @@
 """One process of the tree under supervision: what it is, and what state it is in."""
 
+import logging
 import signal
 import time
 from collections.abc import Callable
 
 from pagelet.process.backoff import CrashBackoff
 from pagelet.process.child import ChildProcess
+
+log = logging.getLogger(__name__)
 
 Start = Callable[[], ChildProcess]
 
@@ -23,9 +26,16 @@ class Managed:
         self._backoff = CrashBackoff()
 
     def start(self) -> None:
-        """Starts the process."""
+        """Starts the process. Where the machine has no process, memory or file left for it, that is
+        tried again as after a crash; raises OSError once that was too often."""
         self.restart_at, self.ready_since = None, None
-        self.process = self._start()
+        try:
+            self.process = self._start()
+        except OSError as error:
+            delay = self.record_failure()
+            if delay is None:
+                raise
+            log.error("%s cannot be started: %s; trying again in %g s", self.name, error, delay)
 
     def is_ready(self) -> bool:
         """Whether it serves; remembers since when."""
