@@ -153,6 +153,22 @@ BODIES: Final[dict[str, Make]] = {
     "template options": lambda model: _chat(
         model, chat_template_kwargs={"a": {str(i): [] for i in range(19_000)}}
     ),
+    "template numbers": lambda model: _chat(model, chat_template_kwargs={"a": [1.5e300] * 390_000}),
+    "template documents": lambda model: _chat(model, documents=[{"a": "b"}] * 19_000),
+    "calls of tools": lambda model: _chat(
+        model,
+        messages=[
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ]
+                * 9_500,
+            }
+        ],
+    ),
+    "choices": lambda model: _chat(model, guided_choice=[_MARK] * 90_000),
+    "schema of schemas": _schema({"anyOf": [{"title": "a"}] * 19_000}),
     "unknown names": lambda model: _chat(
         model, messages=[{"role": "user", "content": "a", **{f"k{i}": 1 for i in range(90_000)}}]
     ),
@@ -189,6 +205,17 @@ BODIES: Final[dict[str, Make]] = {
                 "input": [
                     {"role": "user", "content": [{"type": "input_text", "text": "a"}] * 19_000}
                 ],
+            }
+        ).encode(),
+    ),
+    "response calls": lambda model: (
+        "/v1/responses",
+        json.dumps(
+            {
+                "model": model,
+                "max_output_tokens": _MAX_TOKENS,
+                "input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]
+                * 8_000,
             }
         ).encode(),
     ),

@@ -2,14 +2,16 @@
 
 import codecs
 import json
+import math
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
 from pagelet.protocol.openai.errors import ApiError, describe
 from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.http_body import outside_of_strings
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -17,6 +19,10 @@ _MANY_ERRORS: Final = 1000
 """Errors of one body that are still worth spelling out, which costs memory for each."""
 _MOST_ROUNDS: Final = 8
 """Places of a body in which fields that ask for nothing are left out, one after the other."""
+_SHAPES: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_NO_NUMBERS: Final = (b"NaN", b"Infinity", b"0e000", b"0e+000", b"0" * 200)
+"""By its `_SHAPES`, one of them is in every body with a number that is none, or none that a float
+can be. A regular expression takes ten times as long, and msgspec microseconds for such a number."""
 
 
 def without_mark(data: bytes) -> bytes:
@@ -83,12 +89,27 @@ def _without(data: bytes, places: Sequence[tuple[int | str, ...]]) -> bytes:
 
 def _check_numbers(data: bytes) -> None:
     """Refuses what pydantic takes, in fields of any type, and JSON does not have."""
+    if not (_may_have_no_numbers(data) and _may_have_no_numbers(outside_of_strings(data))):
+        return
     try:
-        msgspec.json.decode(data)
-    except msgspec.MsgspecError as error:
-        why = f"{error}; JSON has no NaN and no Infinity, and a number must fit 64 bits"
-        finding = {"type": "json_invalid", "loc": (), "msg": "", "ctx": {"error": why}}
+        json.loads(data, parse_constant=_no_number, parse_float=_finite)
+    except ValueError as error:
+        finding = {"type": "json_invalid", "loc": (), "msg": "", "ctx": {"error": str(error)}}
         raise _api_error(finding) from None
+
+
+def _may_have_no_numbers(data: bytes) -> bool:
+    shape = data.translate(_SHAPES)
+    return any(each in shape for each in _NO_NUMBERS)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(digits: str) -> None:
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"{digits[:64]} is no number of 64 bits")
 
 
 def _api_error(finding: Any) -> ApiError:

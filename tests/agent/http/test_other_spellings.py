@@ -66,7 +66,9 @@ def test_numbers_that_json_does_not_have(server, number):
     assert response.json()["error"]["param"] == "temperature"
 
 
-@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "1" * 250 + "e99"])
+@pytest.mark.parametrize(
+    "number", ["1e400", "1E+400", "NaN", "-Infinity", "1" * 250 + "e99", "9" * 310 + ".0"]
+)
 def test_nor_are_they_taken_where_anything_goes(server, number):
     content = json.dumps(CHAT)[:-1] + f', "chat_template_kwargs": {{"x": [{number}]}}}}'
     response = server.post(PATH, content=content)
@@ -74,6 +76,11 @@ def test_nor_are_they_taken_where_anything_goes(server, number):
     assert "We could not parse the JSON body" in response.json()["error"]["message"]
     content = content.replace(number, json.dumps(f"{number} is text"))
     assert server.post(PATH, content=content).status_code == 200
+
+
+def test_large_numbers_are_taken(server):
+    large = CHAT | {"chat_template_kwargs": {"x": [1.5e300, -1e-300, 10**400]}}
+    assert server.post(PATH, json=large).status_code == 200
 
 
 LONG = {"user": "a" * 100_000}
