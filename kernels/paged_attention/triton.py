@@ -376,10 +376,12 @@ def _settings(
     *,
     prefill: bool,
     wide: bool = False,
+    converts: bool = False,
 ) -> _Settings:
     """By architecture and shape. Tiles of keys are as large as shared memory allows with two in
     flight; prefill has more rows of queries for each key that is read. `wide` is for elements of
-    32 bits and more, which are for tests more than for speed."""
+    32 bits and more, which are for tests more than for speed; `converts` says that the cache has
+    other ones than queries."""
     least_rows = max(16, triton.next_power_of_2(group))
     if wide and target.is_nvidia:  # see FLOAT32_TILES
         return _Settings(max(32 if dim_block <= 128 else 16, least_rows), 16, 8, 1)
@@ -399,7 +401,8 @@ def _settings(
         tile = 64 if dim_block <= 64 or (dim_block == 128 and wide) else 32
         many_warps = dim_block > 128 or (dim_block == 128 and narrow and target.name != "sm_100")
         return _Settings(rows, tile, 8 if many_warps else 4, 2)
-    return _Settings(rows, 32, 8 if dim_block > 128 else 4, 1)
+    tile = 16 if converts and cache_bytes > 1 and dim_block > 128 else 32
+    return _Settings(rows, tile, 8 if dim_block > 128 else 4, 1)
 
 
 def _choose_splits(
@@ -482,6 +485,7 @@ def paged_attention(
         cache_bytes,
         prefill=max_query_len > 1,
         wide=query.dtype.itemsize >= 4,
+        converts=kv_cache.dtype != query.dtype,
     )
     constants |= {"ROWS": settings.rows, "TILE": settings.tile, "STAGES": settings.stages}
     if splits == 1:
