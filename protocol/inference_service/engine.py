@@ -40,7 +40,7 @@ class KVCacheSpec(Part, kw_only=True):
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Share of the device's memory (on a CPU: of the pod's limit) for weights, activations and KV
     cache together. Default: 0.9 on a GPU, 0.4 on a CPU."""
-    num_blocks: Annotated[int, Meta(ge=2)] | None = None
+    num_blocks: Annotated[int, Meta(ge=2, le=10_000_000)] | None = None
     """Exact number of blocks, in place of a size."""
     dtype: KVCacheDType = _CACHE.kv_cache_dtype
     """Of cached keys and values: as activations (`auto`), or `float32`, `bfloat16` or `int8`, which

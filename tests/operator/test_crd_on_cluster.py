@@ -72,6 +72,7 @@ async def test_shapes_are_checked_alike(api: Api, namespace: str) -> None:
         service(engine={"tensorParallelSize": 257}),
         service(engine={"tensorParallelSize": 1 << 40, "pipelineParallelSize": 1 << 40}),
         service(engine={"dataParallelSize": 257}),
+        service(engine={"kvCache": {"numBlocks": 10**15}}),
         service(model={"uri": "hf://org/name", "storage": {"sizeLimit": -5}}),
         service(engine={"kvCache": {"blockSize": 17}}),
         service(engine={"kvCache": {"memory": "lots"}}),
