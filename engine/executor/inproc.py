@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pagelet.engine.errors import ExecutorFailed
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.runner.results import LaunchedStep
+from pagelet.engine.runner.results import Launched
 from pagelet.engine.step import RunnerOutput, SchedulerOutput, TokenMasks
 
 
@@ -50,19 +50,20 @@ class InprocExecutor:
         self._collector.shutdown(cancel_futures=True)
 
     def _step(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None) -> RunnerOutput:
-        launched = self._launch(plan, masks)
         with self._failing(plan):
-            return launched.result()
+            return self._sound_runner().launch(plan, masks).result()
 
-    def _launch(
-        self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None
-    ) -> LaunchedStep:
+    def _launch(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None) -> Launched:
         with self._failing(plan):
-            if self._failure is not None:
-                raise self._failure
-            return self._runner.launch(plan, masks)
+            return self._sound_runner().launch(plan, masks)
 
-    def _collect(self, plan: SchedulerOutput, launched: Future[LaunchedStep]) -> RunnerOutput:
+    def _sound_runner(self) -> ModelRunner:
+        """Raises what an earlier step failed with."""
+        if self._failure is not None:
+            raise self._failure
+        return self._runner
+
+    def _collect(self, plan: SchedulerOutput, launched: Future[Launched]) -> RunnerOutput:
         step = launched.result()
         with self._failing(plan):
             return step.result()

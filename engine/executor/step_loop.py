@@ -16,7 +16,7 @@ from pagelet.engine.step import TokenMasks
 
 if TYPE_CHECKING:
     from pagelet.engine.runner.model_runner import ModelRunner
-    from pagelet.engine.runner.results import LaunchedStep
+    from pagelet.engine.runner.results import Launched
 
 _LAUNCHED = 2
 """Steps on the device at once: one that runs, and one that is queued behind it."""
@@ -44,7 +44,7 @@ class StepLoop:
         self._link = link
         self._progress = progress
         self._reports = reports
-        self._launched: deque[LaunchedStep] = deque()
+        self._launched: deque[Launched] = deque()
 
     def run(self) -> None:
         """Until the executor closes the link. Raises what a step raises."""

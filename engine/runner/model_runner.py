@@ -57,7 +57,7 @@ from pagelet.engine.runner.memory import (
 from pagelet.engine.runner.plain_decode import PlainDecode
 from pagelet.engine.runner.pooling import pool_states
 from pagelet.engine.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
-from pagelet.engine.runner.results import LaunchedStep, make_copies
+from pagelet.engine.runner.results import EndedStep, Launched, LaunchedStep, make_copies
 from pagelet.engine.runner.sampler import Sampled, raw_logits, sample_tokens
 from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.runner.worst_step import (
@@ -331,18 +331,19 @@ class ModelRunner:
         """Runs one step and returns what it brought, in the plan's order; as `launch`."""
         return self.launch(plan, masks).result()
 
-    @torch.inference_mode()
     def launch(
         self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
-    ) -> LaunchedStep:
+    ) -> Launched:
         """Queues one step's operations on the device, after those of the steps before. `masks`
         waits for those of a plan with `constrained` requests."""
         self._rows.update(plan)
         if self._is_plain_decode(plan):
             assert self._plain_decode is not None
-            drawn = self._plain_decode.run(plan, masks)
-            rows = range(len(plan.scheduled))
-            return LaunchedStep(plan, rows, drawn, PromptLogprobs([], []), {}, self._copies, {})
+            return EndedStep(self._plain_decode.run(plan, masks))
+        return self._queue(plan, masks)
+
+    @torch.inference_mode()
+    def _queue(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None) -> LaunchedStep:
         inputs = build_inputs(plan, self._rows)
         failed, forward = {}, self._forward
         if self._adapters is not None:

@@ -16,11 +16,12 @@ import torch
 from pagelet.engine.layers.recording import Recorder
 from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.masks import masked_rows
-from pagelet.engine.runner.sampler import Sampled, draw_columns
+from pagelet.engine.runner.results import BROKEN
+from pagelet.engine.runner.sampler import draw_columns
 from pagelet.engine.runner.state import RequestRows
-from pagelet.engine.step import SchedulerOutput, TokenMasks
+from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput, TokenMasks
 from pagelet.kernels.cpu.program import Program
-from pagelet.kernels.decode_inputs.cpu import record_decode_inputs
+from pagelet.kernels.decode_inputs.cpu import record_decode_inputs, record_keep_tokens
 from pagelet.kernels.decode_inputs.reference import BlockTables, DecodeInputs
 from pagelet.kernels.sample.cpu import RecordedSample
 from pagelet.kernels.token_mask.cpu import RecordedMask
@@ -48,28 +49,30 @@ class PlainDecode:
         self._most = max(1, min(fitting, recorder.max_requests))
         self._row_index = np.zeros(self._most, np.int64)
         self._positions = recorder.positions.numpy()
-        self._until_logits = Program()
-        record_decode_inputs(
-            self._until_logits,
-            DecodeInputs(
-                torch.from_numpy(self._row_index),
-                recorder.positions,
-                rows.token_ids,
-                recorder.input_ids,
-                recorder.query_start_loc,
-                recorder.seq_lens,
-                tuple(
-                    BlockTables(torch.from_numpy(table), group.block_table, group.slot_mapping)
-                    for table, group in zip(rows.block_tables, recorder.groups, strict=True)
-                ),
-                rows.block_size,
+        inputs = DecodeInputs(
+            torch.from_numpy(self._row_index),
+            recorder.positions,
+            rows.token_ids,
+            recorder.input_ids,
+            recorder.query_start_loc,
+            recorder.seq_lens,
+            tuple(
+                BlockTables(torch.from_numpy(table), group.block_table, group.slot_mapping)
+                for table, group in zip(rows.block_tables, recorder.groups, strict=True)
             ),
+            rows.block_size,
         )
+        self._until_logits = Program()
+        record_decode_inputs(self._until_logits, inputs)
         self._until_logits.extend(forward)
         assert model.lm_head is not None
         logits = model.lm_head.record(self._until_logits, hidden[: self._most])[:, :num_tokens]
         draw = Program()
         self._draw = RecordedSample(draw, logits)
+        record_keep_tokens(draw, inputs, self._draw.token_ids)
+        self._token_ids, self._broken = self._draw.token_ids.numpy(), self._draw.broken.numpy()
+        self._draws = False
+        """Whether the last step drew at a temperature, so that its columns are set."""
         self._from_masks = Program()
         self._mask = RecordedMask(self._from_masks, logits, rows=1)
         self._from_masks.extend(draw)
@@ -88,22 +91,25 @@ class PlainDecode:
             )
         )
 
-    def run(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None) -> Sampled:
+    def run(
+        self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
+    ) -> RunnerOutput:
         """Computes such a step, and writes its tokens to the state rows. `masks` waits for those of
         a plan with `constrained` requests."""
         count = len(plan.scheduled)
         row_index, positions = self._row_index[:count], self._positions[:count]
         row_index[:] = self._rows.find(entry.request_id for entry in plan.scheduled)
         positions[:] = [entry.num_computed_tokens for entry in plan.scheduled]
-        drawn_at = positions + 1
-        columns = draw_columns(self._rows, row_index, drawn_at)
-        self._draw.use(
-            columns.temperature,
-            columns.uniforms,
-            min_p=columns.min_p,
-            top_k=columns.top_k,
-            top_p=columns.top_p,
-        )
+        if self._rows.drawn or self._draws:
+            self._draws = bool(self._rows.drawn)
+            columns = draw_columns(self._rows, row_index, positions + 1)
+            self._draw.use(
+                columns.temperature,
+                columns.uniforms,
+                min_p=columns.min_p,
+                top_k=columns.top_k,
+                top_p=columns.top_p,
+            )
         if not plan.constrained:
             self._whole.run(count, count)
         else:
@@ -112,6 +118,17 @@ class PlainDecode:
             masked, words = masked_rows(np.array(plan.constrained), masks)()
             self._mask.use(masked, words)
             self._from_masks.run(count, len(masked))
-        token_ids = self._draw.token_ids[:count]
-        self._rows.append(row_index, drawn_at, token_ids)
-        return Sampled(token_ids, self._draw.broken[:count], [], None)
+        return RunnerOutput(
+            plan.step,
+            [
+                SampledToken(entry.request_id, [], error=BROKEN)
+                if broken
+                else SampledToken(entry.request_id, [token_id])
+                for entry, token_id, broken in zip(
+                    plan.scheduled,
+                    self._token_ids[:count].tolist(),
+                    self._broken[:count].tolist(),
+                    strict=True,
+                )
+            ],
+        )

@@ -4,6 +4,7 @@ A step is launched: its operations are queued, and its results are copied to the
 their own. Whoever wants them waits for that copy alone, while the next step is queued behind.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from pagelet.engine.runner.prompt_logprobs import PromptLogprobs
 from pagelet.engine.runner.sampler import Sampled
 from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput
 
-_BROKEN = (
+BROKEN = (
     "the model's logits for this request are not finite numbers, or it allows none of the tokens"
 )
 _BROKEN_VECTOR = "the model's vector for this request is not of finite numbers"
@@ -78,8 +79,27 @@ def make_copies(device: torch.device) -> HostCopies:
     return CudaCopies(device) if device.type == "cuda" else NoCopies()
 
 
+class Launched(Protocol):
+    """A step that the device has, or had."""
+
+    def result(self) -> RunnerOutput:
+        """What the step brought, in the plan's order; this is where the host waits."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EndedStep:
+    """Implements `Launched` for what was computed at once."""
+
+    output: RunnerOutput
+
+    def result(self) -> RunnerOutput:
+        """See `Launched`."""
+        return self.output
+
+
 class LaunchedStep:
-    """A step whose operations are queued."""
+    """Implements `Launched` for a step whose operations are queued."""
 
     def __init__(
         self,
@@ -117,7 +137,7 @@ class LaunchedStep:
         return self._output.sampled
 
     def result(self) -> RunnerOutput:
-        """What the step brought, in the plan's order; this is where the host waits."""
+        """See `Launched`."""
         if self._output is not None:
             return self._output
         copies = iter(self._wait())
@@ -138,7 +158,7 @@ class LaunchedStep:
             for index, entry, bad in zip(chunk.requests, found, next(copies).tolist(), strict=True):
                 result = results[index]
                 if bad:
-                    results[index] = SampledToken(result.request_id, [], error=_BROKEN)
+                    results[index] = SampledToken(result.request_id, [], error=BROKEN)
                 elif result.prompt_logprobs is not None:
                     result.prompt_logprobs.append(entry)
         for index, vector in zip(self._pooled, copies, strict=True):
@@ -166,7 +186,7 @@ class LaunchedStep:
             if broken[order]:
                 ended.add(index)
                 if place == 0:  # else the next step comes to it again
-                    results[index].error = _BROKEN
+                    results[index].error = BROKEN
                 continue
             token_ids.append(tokens[order])
             accepted.add(order)

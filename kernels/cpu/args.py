@@ -24,6 +24,7 @@ class OpKind(IntEnum):
     LORA = 10
     MOE = 11
     DECODE_INPUTS = 12
+    KEEP_TOKENS = 13
 
 
 class LinearArgs(ctypes.Structure):
@@ -246,4 +247,15 @@ class DecodeInputsArgs(ctypes.Structure):
         ("token_ids_stride", I64),
         ("num_groups", I64),
         ("block_size", I64),
+    )
+
+
+class KeepTokensArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", I64),
+        ("row_index", PTR),
+        ("positions", PTR),
+        ("drawn", PTR),
+        ("token_ids", PTR),
+        ("token_ids_stride", I64),
     )

@@ -30,6 +30,7 @@ enum OpKind : int32_t {
   kLora,
   kMoe,
   kDecodeInputs,
+  kKeepTokens,
   kNumOps
 };
 
@@ -232,6 +233,16 @@ struct DecodeInputsArgs {
   int32_t* seq_lens;         // [rows]
   const BlockTables* groups;  // [num_groups]
   int64_t token_ids_stride, num_groups, block_size;
+};
+
+// Puts the tokens that such a step drew behind those that it computed.
+struct KeepTokensArgs {
+  int64_t rows;
+  const int64_t* row_index;  // [rows]
+  const int64_t* positions;  // [rows]
+  const int64_t* drawn;      // [rows]
+  int32_t* token_ids;        // [state rows, token_ids_stride]
+  int64_t token_ids_stride;
 };
 
 using Op = void (*)(const void* args, const Step& step, ThreadPool& pool);

@@ -22,6 +22,7 @@ void token_mask(const TokenMaskArgs&, int64_t, ThreadPool&);
 void lora(const LoraArgs&, int64_t, ThreadPool&);
 void moe(const MoeArgs&, int64_t, ThreadPool&);
 void decode_inputs(const DecodeInputsArgs&, int64_t, ThreadPool&);
+void keep_tokens(const KeepTokensArgs&, int64_t, ThreadPool&);
 
 namespace {
 
@@ -54,6 +55,7 @@ extern const Tier tier = {
         op<LoraArgs, lora>,
         op<MoeArgs, moe>,
         op<DecodeInputsArgs, decode_inputs>,
+        op<KeepTokensArgs, keep_tokens>,
     },
 };
 

@@ -1,4 +1,5 @@
-// What a step of one token a request reads beside weights and pages, from the requests' state rows.
+// What a step of one token a request reads beside weights and pages, from the requests' state rows,
+// and the tokens that it adds to them.
 #include <algorithm>
 
 #include "../cpu/ops.h"
@@ -19,6 +20,16 @@ void decode_inputs(const pagelet::DecodeInputsArgs& args, int64_t rows, pagelet:
           int64_t{blocks[position / args.block_size]} * args.block_size + position % args.block_size;
       std::copy_n(blocks, position / args.block_size + 1, tables.of_step + i * tables.stride);
     }
+  }
+}
+
+void keep_tokens(const pagelet::KeepTokensArgs& args, int64_t rows, pagelet::ThreadPool&) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t place = args.positions[i] + 1;
+    // One behind the longest context has no place: its request ends with it.
+    if (place == args.token_ids_stride) continue;
+    args.token_ids[args.row_index[i] * args.token_ids_stride + place] =
+        static_cast<int32_t>(args.drawn[i]);
   }
 }
 

@@ -1,8 +1,8 @@
-"""The gathering in C++."""
+"""In C++, for steps that are recorded as a whole."""
 
 import torch
 
-from pagelet.kernels.cpu.args import DecodeInputsArgs, OpKind
+from pagelet.kernels.cpu.args import DecodeInputsArgs, KeepTokensArgs, OpKind
 from pagelet.kernels.cpu.program import Program, pointer
 from pagelet.kernels.decode_inputs.reference import DecodeInputs
 
@@ -37,3 +37,15 @@ def record_decode_inputs(program: Program, inputs: DecodeInputs, *, rows: int = 
     )
     kept = tuple(each for group in tables for each in group)
     program.append(OpKind.DECODE_INPUTS, args, (*buffers, groups, *kept))
+
+
+def record_keep_tokens(
+    program: Program, inputs: DecodeInputs, drawn: torch.Tensor, *, rows: int = 0
+) -> None:
+    """Appends `reference.keep` of so many requests."""
+    buffers = inputs.row_index, inputs.positions, drawn, inputs.token_ids
+    for buffer in buffers:
+        assert buffer.is_contiguous()
+    assert drawn.dtype == torch.int64
+    args = KeepTokensArgs(rows, *map(pointer, buffers), token_ids_stride=inputs.token_ids.stride(0))
+    program.append(OpKind.KEEP_TOKENS, args, buffers)

@@ -1,4 +1,4 @@
-"""The gathering, a request at a time."""
+"""A request at a time."""
 
 import dataclasses
 
@@ -50,3 +50,12 @@ def gather(inputs: DecodeInputs, num_requests: int) -> None:
             blocks = group.of_rows[row, : last + 1]
             group.of_step[request, : last + 1] = blocks
             group.slots[request] = int(blocks[last]) * inputs.block_size + offset
+
+
+def keep(inputs: DecodeInputs, drawn: torch.Tensor, num_requests: int) -> None:
+    """Puts what was drawn [max_requests] int64 for the first `num_requests` behind their tokens at
+    `positions`; what is behind the last place of a row is dropped."""
+    for request in range(num_requests):
+        row, place = int(inputs.row_index[request]), int(inputs.positions[request]) + 1
+        if place < inputs.token_ids.shape[1]:
+            inputs.token_ids[row, place] = drawn[request]

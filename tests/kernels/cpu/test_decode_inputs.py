@@ -1,12 +1,12 @@
-"""What a decode step reads of its requests' rows, gathered in C++ and in Python."""
+"""What a decode step reads of its requests' rows and adds to them, in C++ and in Python."""
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagelet.kernels.cpu.program import Program
-from pagelet.kernels.decode_inputs.cpu import record_decode_inputs
-from pagelet.kernels.decode_inputs.reference import BlockTables, DecodeInputs, gather
+from pagelet.kernels.decode_inputs.cpu import record_decode_inputs, record_keep_tokens
+from pagelet.kernels.decode_inputs.reference import BlockTables, DecodeInputs, gather, keep
 
 UNTOUCHED = -7
 
@@ -52,11 +52,15 @@ def test_equals_the_reference(
     tier: str, requests: list[tuple[int, int]], num_groups: int, block_size: int, seed: int
 ) -> None:
     rows, positions = [row for row, _ in requests], [position for _, position in requests]
+    drawn = torch.arange(100, 100 + len(rows) + 2)
     got, expected = (buffers(rows, positions, num_groups, block_size, seed) for _ in range(2))
     gather(expected, len(rows))
+    keep(expected, drawn, len(rows))
     program = Program()
     record_decode_inputs(program, got)
+    record_keep_tokens(program, got, drawn)
     program.run(len(rows))
+    assert torch.equal(got.token_ids, expected.token_ids)
     assert torch.equal(got.input_ids, expected.input_ids)
     assert torch.equal(got.query_start_loc, expected.query_start_loc)
     assert torch.equal(got.seq_lens, expected.seq_lens)
