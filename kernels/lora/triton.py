@@ -170,7 +170,9 @@ def add_adapters(
     rank_tiles = triton.cdiv(table.max_rank, tile_ranks)
     # By the kind of block alone, so that no step compiles anew.
     most = _MOST_SPLITS[rows.block_rows == BLOCK_ROWS]
-    inputs = max(_SPLIT_INPUTS, triton.cdiv(triton.cdiv(in_size, most), _INNER) * _INNER)
+    target = architecture(x.device)
+    inner = 32 if x.dtype.itemsize >= 4 and target.is_nvidia else _INNER  # see FLOAT32_TILES
+    inputs = max(_SPLIT_INPUTS, triton.cdiv(triton.cdiv(in_size, most), inner) * inner)
     splits = triton.cdiv(in_size, inputs)
     partial_sums = torch.empty(
         splits,
@@ -202,7 +204,7 @@ def add_adapters(
         x.stride(0),
         K=in_size,
         SPLIT=inputs,
-        BLOCK_K=_INNER,
+        BLOCK_K=inner,
         **constants,
     )
     launch(
@@ -220,7 +222,7 @@ def add_adapters(
         SPLITS=splits,
         BLOCK_N=_COLUMNS,
         **constants,
-        **register_option(architecture(x.device), x.dtype),
+        **register_option(target, x.dtype),
     )
 
 

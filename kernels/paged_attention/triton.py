@@ -381,7 +381,7 @@ def _settings(
     """By architecture and shape. Tiles of keys are as large as shared memory allows with two in
     flight; prefill has more rows of queries for each key that is read. `wide` is for elements of
     32 bits and more, which are for tests more than for speed; `converts` says that the cache has
-    other ones than queries."""
+    other ones than queries, and not of FP8."""
     least_rows = max(16, triton.next_power_of_2(group))
     if wide and target.is_nvidia:  # see FLOAT32_TILES
         return _Settings(max(32 if dim_block <= 128 else 16, least_rows), 16, 8, 1)
@@ -401,7 +401,7 @@ def _settings(
         tile = 64 if dim_block <= 64 or (dim_block == 128 and wide) else 32
         many_warps = dim_block > 128 or (dim_block == 128 and narrow and target.name != "sm_100")
         return _Settings(rows, tile, 8 if many_warps else 4, 2)
-    tile = 16 if converts and cache_bytes > 1 and dim_block > 128 else 32
+    tile = 16 if converts and dim_block > 128 else 32
     return _Settings(rows, tile, 8 if dim_block > 128 else 4, 1)
 
 
@@ -485,7 +485,7 @@ def paged_attention(
         cache_bytes,
         prefill=max_query_len > 1,
         wide=query.dtype.itemsize >= 4,
-        converts=kv_cache.dtype != query.dtype,
+        converts=not fp8 and kv_cache.dtype != query.dtype,
     )
     constants |= {"ROWS": settings.rows, "TILE": settings.tile, "STAGES": settings.stages}
     if splits == 1:
@@ -572,6 +572,7 @@ def examples() -> Iterator[Example]:
         ("28/4 heads of 128", bf16, bf16, 28, 4, 128, {}),
         ("9/3 heads of 64", bf16, bf16, 9, 3, 64, {}),
         ("8/4 heads of 256, window, soft cap", bf16, bf16, 8, 4, 256, capped),
+        ("8/4 heads of 256, window, soft cap", bf16, int8, 8, 4, 256, capped),
         ("64/8 heads of 64, sinks", bf16, bf16, 64, 8, 64, {"sinks": fake(64, dtype=bf16)}),
         ("32/8 heads of 128", fp32, fp32, 32, 8, 128, {}),
         ("32/8 heads of 64", fp32, int8, 32, 8, 64, {}),
