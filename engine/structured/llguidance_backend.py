@@ -25,6 +25,12 @@ _LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 """What one grammar may cost: the steps' bounds are about 15 ms, and a lexer state 1 to 2 kB."""
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_LENGTHS = (4, 7, 10, 14, 20, 30)
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in _LENGTHS), f"{_TEXT}+"]
+"""Texts whose tokens are allowed at once, where a grammar allows all such text. With lengths of 10
+and 30 alone, as llguidance has them, nearly all tokens are looked at one by one in a string of JSON
+that may have fewer characters more."""
 _SHOWN = 500
 _NO_TEXT = "no text matches: a rule, or a '$ref', leads to nothing but itself"
 
@@ -78,6 +84,7 @@ class LLGuidanceBackend:
             llguidance.TokenizerWrapper(_TokenTable(vocabulary)),
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.eos_token_ids),
+            slices=_SLICES,
         )
 
     def compile(self, grammar: Grammar) -> "LLGuidanceMatcher":
