@@ -46,7 +46,7 @@ FLOAT32_TILES = (
     (16.0, Tile(16, 32, 32, 4, 1)),
     (float("inf"), Tile(32, 32, 32, 4, 1)),
 )
-"""Of elements of 32 bits and more on NVIDIA's GPUs. No matrix unit multiplies these exactly: each
+"""Of elements of 32 bits and more on NVIDIA's GPUs. No matrix unit multiplies float32 exactly: each
 thread does, and has whole rows of its operands in registers, which larger tiles do not fit into."""
 
 
