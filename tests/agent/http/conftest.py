@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -155,3 +156,12 @@ def server(request, serve):
     answer_routers(server.llm)
     with router_thread(server.url) as port:
         yield RunningServer(server.llm, server.app, port, server._loop)
+
+
+def open_request(server, body, path="/v1/chat/completions"):
+    """A connection on which a whole request was sent, and nothing read."""
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return connection
