@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "../cpu/half.h"
 #include "../cpu/threads.h"
@@ -154,6 +155,12 @@ void refit(const float* weight, Affine& result) {
   result.minimum = to_half(mean - slope * mean_step);
 }
 
+constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
+
+bool all_finite(const float* weight, int64_t count) {
+  return std::all_of(weight, weight + count, [](float value) { return std::isfinite(value); });
+}
+
 }  // namespace
 
 #define PAGELET_EXPORT extern "C" __attribute__((visibility("default")))
@@ -197,9 +204,16 @@ PAGELET_EXPORT void pagelet_cpu_pack_q4(const float* scales, const float* minima
               });
 }
 
+// Weights that are no numbers make the scale of their group none: a model that is broken must not
+// seem sound.
 PAGELET_EXPORT void pagelet_cpu_quantise_q8(const float* weight, int64_t n, int64_t k,
                                             float* scales, int8_t* values) {
   for_groups(weight, n, k, [&](const float* all, int64_t first, int64_t count, int64_t group) {
+    if (!all_finite(all + first, count)) {
+      scales[group] = kNoNumber;
+      std::fill_n(values + first, count, int8_t{0});
+      return;
+    }
     float bound = 0;
     for (int64_t i = 0; i < count; ++i) bound = std::max(bound, std::fabs(all[first + i]));
     const float scale = to_half(bound / 127.0f), step = scale > 0 ? scale : 1.0f;
@@ -218,6 +232,11 @@ PAGELET_EXPORT void pagelet_cpu_quantise_q4(const float* weight, int64_t n, int6
                                             float* scales, float* minima, uint8_t* values) {
   constexpr float kShrink[] = {0.0f, 0.06f, 0.12f, 0.18f, 0.25f};
   for_groups(weight, n, k, [&](const float* all, int64_t first, int64_t count, int64_t group) {
+    if (!all_finite(all + first, count)) {
+      scales[group] = minima[group] = kNoNumber;
+      std::fill_n(values + first, count, uint8_t{0});
+      return;
+    }
     float padded[kGroup];
     for (int64_t i = 0; i < kGroup; ++i) padded[i] = all[first + std::min(i, count - 1)];
     const auto [low, high] = std::minmax_element(padded, padded + kGroup);

@@ -104,6 +104,19 @@ def test_a_row_is_bit_equal_in_every_batch(tier: str, format_: LinearFormat, thr
         library().set_threads(before)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_no_number_spoils_its_output_and_no_other(
+    tier: str, format_: LinearFormat, value: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 100, generator=generator)
+    weight[3, 70] = value
+    y = linear(torch.rand(2, 100, generator=generator) + 1, pack_linear(weight, format_))
+    assert not y[:, 3].isfinite().any()
+    y[:, 3] = 0
+    assert y.isfinite().all()
+
+
 def test_rows_too_many_for_one_cache_block_are_bit_equal(tier: str, format_: LinearFormat) -> None:
     generator = torch.Generator().manual_seed(0)
     packed = pack_linear(torch.randn(40, 3000, generator=generator), format_)
