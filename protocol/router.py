@@ -11,7 +11,8 @@ import msgspec
 from pagelet.protocol.autoscaling.demand import ScalingTargets
 from pagelet.protocol.config import PositiveInt
 
-PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
+"""Up to eleven days: a clock has no room for 1e308."""
 PolicyName = Literal[
     "prefix", "round_robin", "least_request", "power_of_two", "chwbl", "session", "random"
 ]
