@@ -1,5 +1,7 @@
 """The larger model that says the same."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from support.tiny_models import tiny_transformers_model
 
 
 @pytest.mark.parametrize("times", [2, 3])
-def test_a_deepened_model_says_the_same(tmp_path, times):
+def test_a_deepened_model_says_the_same(tmp_path: Path, times: int) -> None:
     original, deepened = tmp_path / "original", tmp_path / "deepened"
     deepened.mkdir()
     tiny_transformers_model("Llama").float().save_pretrained(original)
@@ -24,7 +26,7 @@ def test_a_deepened_model_says_the_same(tmp_path, times):
         assert torch.equal(few(tokens).logits, many(tokens).logits)
 
 
-def test_other_models_are_refused(tmp_path):
+def test_other_models_are_refused(tmp_path: Path) -> None:
     tiny_transformers_model("Qwen2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Qwen2ForCausalLM; only a Llama"):
         write_deepened(str(tmp_path), tmp_path, 2)
