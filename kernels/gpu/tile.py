@@ -50,10 +50,14 @@ FLOAT32_TILES = (
 thread does, and has whole rows of its operands in registers, which larger tiles do not fit into."""
 
 
-def register_option(target: Architecture, dtype: torch.dtype) -> dict[str, int]:
+def register_option(
+    target: Architecture, dtype: torch.dtype, *, crowded: bool = False
+) -> dict[str, int]:
     """An option of launches of products of such elements: that a thread may have all registers,
-    where the assembler would else spill some so that more blocks fit on a processor."""
-    return {"maxnreg": 255} if dtype.itemsize >= 4 and target.is_nvidia else {}
+    where the assembler would else spill some so that more blocks fit on a processor. It does so
+    with elements of 32 bits, and with others if `crowded` says so."""
+    spills = dtype.itemsize >= 4 or crowded
+    return {"maxnreg": 255} if spills and target.is_nvidia else {}
 
 
 def choose_by_rows(

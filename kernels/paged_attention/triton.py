@@ -11,7 +11,6 @@ Scores are kept in base 2. Bounds of loops are multiples of the tile counted fro
 first token, so that what a row sums, and in which order, depends on its own context only.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -19,18 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
-from pagelet.kernels.gpu import invariance
-from pagelet.kernels.gpu.architectures import Architecture
 from pagelet.kernels.gpu.device import e4m3_to_float, tanh
 from pagelet.kernels.gpu.elements import NAMES, accumulator
 from pagelet.kernels.gpu.launch import INTERPRETED, Example, architecture, fake, launch
 from pagelet.kernels.gpu.tile import register_option
+from pagelet.kernels.paged_attention.gpu_settings import (
+    MAX_SPLITS,
+    choose_settings,
+    choose_splits,
+    is_crowded,
+)
 from pagelet.kernels.paged_attention.pages import token_size
-
-MAX_SPLITS = 32
-MAX_PARTIAL_BYTES = 16 << 20
-"""Of the partial results of split contexts, whatever the batch."""
-_MIN_SPLIT_TOKENS = 256
 
 
 @triton.jit
@@ -358,72 +356,6 @@ def merge_splits_kernel(
     tl.store(out_at, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """How a launch is cut."""
-
-    rows: int  # of a tile of queries
-    tile: int  # keys
-    warps: int
-    stages: int
-
-
-def _settings(
-    target: Architecture,
-    group: int,
-    dim_block: int,
-    cache_bytes: int,
-    *,
-    prefill: bool,
-    wide: bool = False,
-    converts: bool = False,
-) -> _Settings:
-    """By architecture and shape. Tiles of keys are as large as shared memory allows with two in
-    flight; prefill has more rows of queries for each key that is read. `wide` is for elements of
-    32 bits and more, which are for tests more than for speed; `converts` says that the cache has
-    other ones than queries, and not of FP8."""
-    least_rows = max(16, triton.next_power_of_2(group))
-    if wide and target.is_nvidia:  # see FLOAT32_TILES
-        return _Settings(max(32 if dim_block <= 128 else 16, least_rows), 16, 8, 1)
-    if wide and dim_block >= 128:
-        both = not prefill or invariance.BATCH_INVARIANT
-        return _Settings(
-            least_rows if both else max(32, least_rows), 32 if dim_block == 128 else 16, 4, 1
-        )
-    if not prefill or invariance.BATCH_INVARIANT:
-        return _Settings(least_rows, 32 if dim_block > 128 else 64, 4, 2)
-    rows = max(64, least_rows)
-    if target.is_nvidia:
-        # Hopper's products read keys and values from shared memory, which leaves registers for a
-        # wider tile; keys and values of one byte take registers on their way to two.
-        narrow = cache_bytes == 1
-        wide = target.name == "sm_90" or (target.name == "sm_100" and narrow)
-        tile = 64 if dim_block <= 64 or (dim_block == 128 and wide) else 32
-        many_warps = dim_block > 128 or (dim_block == 128 and narrow and target.name != "sm_100")
-        large = cache_bytes > 2 or (narrow and dim_block > 128 and target.name == "sm_80")
-        return _Settings(rows, tile, 8 if many_warps else 4, 1 if large and dim_block > 64 else 2)
-    tile = 16 if converts and dim_block > 128 else 32
-    return _Settings(rows, tile, 8 if dim_block > 128 else 4, 1)
-
-
-def _choose_splits(
-    target: Architecture, programs: int, max_context: int, bytes_of_split: int
-) -> int:
-    """Into how many parts each context of a batch of decodes is split: enough for two programs a
-    processor, of at least 256 tokens, within the bound on memory."""
-    if invariance.BATCH_INVARIANT or programs == 0:
-        return 1
-    return max(
-        1,
-        min(
-            2 * target.processors // programs,
-            max_context // _MIN_SPLIT_TOKENS,
-            MAX_PARTIAL_BYTES // bytes_of_split,
-            MAX_SPLITS,
-        ),
-    )
-
-
 def paged_attention(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -458,6 +390,7 @@ def paged_attention(
     scales = kv_cache.view(torch.float32) if kv_cache.dtype == torch.int8 else (None, None)
     dim_block = max(16, triton.next_power_of_2(head_dim))
     target = architecture(query.device)
+    cache_bytes = kv_cache.dtype.itemsize
     constants = {
         "KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -471,15 +404,14 @@ def paged_attention(
         "FP8": fp8,
         "UPCAST": INTERPRETED,
         "ACCUMULATOR": accumulator(query.dtype),
-        **register_option(target, query.dtype),
+        **register_option(target, query.dtype, crowded=is_crowded(target, dim_block, cache_bytes)),
     }
     splits = 1
     if max_query_len == 1:
         context = min(max_seq_len, sliding_window or max_seq_len)
         bytes_of_split = num_tokens * num_heads * (head_dim + 1) * 4
-        splits = _choose_splits(target, num_reqs * num_kv_heads, context, bytes_of_split)
-    cache_bytes = kv_cache.dtype.itemsize
-    settings = _settings(
+        splits = choose_splits(target, num_reqs * num_kv_heads, context, bytes_of_split)
+    settings = choose_settings(
         target,
         group,
         dim_block,
@@ -572,8 +504,11 @@ def examples() -> Iterator[Example]:
         ("32/8 heads of 128", bf16, int8, 32, 8, 128, {}),
         ("28/4 heads of 128", bf16, bf16, 28, 4, 128, {}),
         ("9/3 heads of 64", bf16, bf16, 9, 3, 64, {}),
+        ("9/3 heads of 64", bf16, fp8, 9, 3, 64, {}),
+        ("32/8 heads of 64", bf16, int8, 32, 8, 64, {}),
         ("8/4 heads of 256, window, soft cap", bf16, bf16, 8, 4, 256, capped),
         ("8/4 heads of 256, window, soft cap", bf16, int8, 8, 4, 256, capped),
+        ("8/4 heads of 256, window, soft cap", bf16, fp8, 8, 4, 256, capped),
         ("8/4 heads of 256, window, soft cap", bf16, fp32, 8, 4, 256, capped),
         ("64/8 heads of 64, sinks", bf16, bf16, 64, 8, 64, {"sinks": fake(64, dtype=bf16)}),
         ("32/8 heads of 128", fp32, fp32, 32, 8, 128, {}),

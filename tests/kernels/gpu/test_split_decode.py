@@ -8,7 +8,8 @@ import torch
 from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.gpu import invariance
 from pagelet.kernels.gpu.architectures import ARCHITECTURES
-from pagelet.kernels.paged_attention import reference, triton
+from pagelet.kernels.paged_attention import gpu_settings, reference, triton
+from pagelet.kernels.paged_attention.gpu_settings import choose_settings, choose_splits
 from support.attention_batch import Batch, unturned_write
 from support.tolerance import TOLERANCE
 
@@ -22,7 +23,7 @@ def test_split_contexts_equal_dense_attention(
 ) -> None:
     """Of one token, with empty splits, and of whole tiles; rows beyond the last request are
     zeros, whatever they hold."""
-    monkeypatch.setattr(triton, "_MIN_SPLIT_TOKENS", 16)
+    monkeypatch.setattr(gpu_settings, "_MIN_SPLIT_TOKENS", 16)
     kernels = []
     launch = triton.launch
     monkeypatch.setattr(
@@ -42,18 +43,18 @@ def test_split_contexts_equal_dense_attention(
 @pytest.mark.parametrize("programs", [1, 8, 100, 10_000])
 def test_number_of_splits_is_bounded(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ARCHITECTURES.values():
-        splits = triton._choose_splits(target, programs, 1 << 20, 1 << 20)
-        assert 1 <= splits <= triton.MAX_SPLITS
-        assert splits == 1 or splits * (1 << 20) <= triton.MAX_PARTIAL_BYTES
-        assert triton._choose_splits(target, programs, 255, 1) == 1
+        splits = choose_splits(target, programs, 1 << 20, 1 << 20)
+        assert 1 <= splits <= gpu_settings.MAX_SPLITS
+        assert splits == 1 or splits * (1 << 20) <= gpu_settings.MAX_PARTIAL_BYTES
+        assert choose_splits(target, programs, 255, 1) == 1
     monkeypatch.setattr(invariance, "BATCH_INVARIANT", True)
-    assert triton._choose_splits(ARCHITECTURES["sm_90"], 1, 1 << 20, 1) == 1
+    assert choose_splits(ARCHITECTURES["sm_90"], 1, 1 << 20, 1) == 1
 
 
 def test_batch_invariance_has_one_shape_of_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "BATCH_INVARIANT", True)
     for target in ARCHITECTURES.values():
-        shapes = [triton._settings(target, 4, 128, 2, prefill=prefill) for prefill in (True, False)]
+        shapes = [choose_settings(target, 4, 128, 2, prefill=prefill) for prefill in (True, False)]
         assert shapes[0] == shapes[1]
 
 
@@ -62,7 +63,7 @@ def test_batch_invariance_has_one_shape_of_tile(monkeypatch: pytest.MonkeyPatch)
 def test_tiles_of_float32_fit_into_the_least_shared_memory(head_dim: int, prefill: bool) -> None:
     for name in ("sm_89", "sm_120"):
         target = ARCHITECTURES[name]
-        found = triton._settings(target, 4, head_dim, 4, prefill=prefill, wide=True)
+        found = choose_settings(target, 4, head_dim, 4, prefill=prefill, wide=True)
         loaded = found.rows + 2 * found.tile * found.stages  # of queries, keys and values
         assert 4 * head_dim * loaded <= target.shared_bytes
 
