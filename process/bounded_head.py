@@ -79,7 +79,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(cycle, app)
-        cycle.transport = _HeldHead(cycle, self.loop)  # type: ignore[assignment]
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = _HeldHead(cycle, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:

@@ -20,7 +20,7 @@ class App:
     def __init__(self):
         self.asked = asyncio.Semaphore(0)
         self.may_answer = asyncio.Event()
-        self.streams = False
+        self.at_once = self.streams = False
         self.gone = set()
         self.changed = asyncio.Condition()
 
@@ -31,6 +31,10 @@ class App:
             await send({"type": "lifespan.shutdown.complete"})
             return
         assert not (await receive())["more_body"]
+        if self.at_once:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"all"})
+            return
         if self.streams:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"first ", "more_body": True})
@@ -93,6 +97,22 @@ def test_a_client_that_half_closes_gets_its_whole_answer(run) -> None:
             assert b"\r\n4\r\nlast\r\n0\r\n\r\n" in answer
             assert not app.gone
             writer.close()
+
+    run(check())
+
+
+def test_a_client_that_half_closes_gets_a_head_that_nothing_follows(run) -> None:
+    """Which waits for no body: its connection may be closed by then."""
+
+    async def check():
+        async with serving() as (app, port):
+            app.at_once = True
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"HEAD / HTTP/1.1\r\nHost: h\r\n\r\n")
+                writer.write_eof()
+                assert b"HTTP/1.1 200 OK\r\n" in await reader.read()
+                writer.close()
 
     run(check())
 
