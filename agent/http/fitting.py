@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import Message
 
 _INSTRUCTIONS = ("system", "developer")
@@ -14,19 +15,30 @@ async def fitting_prompt(
 ) -> list[int]:
     """The prompt of a conversation, in token ids. Where it has more than `room` tokens, as little
     of what is oldest is left out as brings it down to that (OpenAI's `truncation: "auto"`); if
-    nothing does, what is left is still too long."""
-    prompt = await render(messages)
+    nothing does, what is left is still too long. Raises as `render` does, unless it finds more too
+    long to be tokenized."""
     kept = _Shortened(messages)
-    if len(prompt) <= room or not kept.most:
-        return prompt
+
+    async def fitting(number: int) -> list[int] | None:
+        try:
+            prompt = await render(kept.without(number))
+        except InvalidRequest as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
+        return prompt if len(prompt) <= room else None
+
+    if not kept.most:
+        return await render(messages)
+    if (whole := await fitting(0)) is not None:
+        return whole
     too_few, enough = 0, kept.most
     prompt = await render(kept.without(enough))
     if len(prompt) > room:
         return prompt
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        longer = await render(kept.without(middle))
-        if len(longer) <= room:
+        if (longer := await fitting(middle)) is not None:
             enough, prompt = middle, longer
         else:
             too_few = middle

@@ -1,6 +1,7 @@
 """Conversations that are longer than the model's context."""
 
 import asyncio
+import math
 
 import openai
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagelet.agent.http.fitting import fitting_prompt
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import Message
 
 from .real_engine import replica, simulated
@@ -17,11 +19,14 @@ def message(role, size, number=0):
     return Message(role=role, content=f"{number:x}".ljust(size, "."))
 
 
-def fitted(messages, room):
-    """The messages that are left, and how often a template was rendered."""
+def fitted(messages, room, most=math.inf):
+    """The messages that are left, and how often a template was rendered. What is longer than `most`
+    is not tokenized."""
     rendered = {}
 
     async def render(kept):
+        if size_of(kept) > most:
+            raise InvalidRequest("far too long", "prompt", "context_length_exceeded")
         prompt = [number for each in kept for number in range(len(each.content[0].text))]
         rendered[id(prompt)] = kept
         prompts.append(prompt)
@@ -60,6 +65,14 @@ def test_as_little_is_left_out_as_must_be(instructions, roles, room):
             break
         expected = messages[:begin] + rest
     assert fitted(messages, room)[0] == expected
+
+
+def test_what_is_too_long_to_be_tokenized_is_left_out_too():
+    messages = [message(role, 10) for _ in range(50) for role in ("user", "assistant")]
+    for most in (1000, 999, 200, 101, 100, 50, 20):
+        assert fitted(messages, 100, most)[0] == messages[-2 * (min(most, 100) // 20) :]
+    with pytest.raises(InvalidRequest, match="far too long"):
+        fitted(messages, 100, 19)
 
 
 def test_turns_go_before_steps_of_the_last():
@@ -114,6 +127,9 @@ def test_responses_forget_what_is_oldest(client):
     assert 8192 - 100 - 2 * 950 < answer.usage.input_tokens <= 8192 - 100
     *_, last = client.responses.create(input=items, truncation="auto", stream=True, **asked)
     assert last.response.usage.input_tokens == answer.usage.input_tokens
+    # Much more than the context is no other case.
+    longer = client.responses.create(input=[*turns * 40, items[-1]], truncation="auto", **asked)
+    assert longer.usage.input_tokens == answer.usage.input_tokens
     # It is left out of the prompt alone, and goes on with what is kept.
     listed = list(client.responses.input_items.list(answer.id, limit=100))
     assert len(listed) == len(items)
