@@ -1,12 +1,14 @@
 """Items of stored responses that a request refers to, whichever replicas keep them."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from pagelet.protocol.openai.errors import ApiError, retry_after
+from pagelet.protocol.openai.response_input import LONGEST_ID
 from pagelet.protocol.openai.responses import MOST_REFERENCES
 from pagelet.router.kept_responses import PREFIX, KeptAnswer, ask_one, tenant_header
 from pagelet.router.record import RequestRecord
@@ -16,8 +18,8 @@ from pagelet.router.upstream.client import ConnectRefused
 from pagelet.router.upstream.connection import UpstreamError
 
 _REFERENCE: Final = "item_reference"
-_AT_ONCE: Final = 64
-"""Ids in one question: they are part of its first line."""
+_MOST_BYTES: Final = 16 << 10
+"""Of the ids in one question: they are part of its first line. One has no more than a fifth."""
 
 
 class _Item(msgspec.Struct):
@@ -48,7 +50,8 @@ def references(data: bytes) -> list[str]:
         for item in given or ()
         if item.type == _REFERENCE or (item.type is None and item.role is None)
     ]
-    return [item_id for item_id in found if isinstance(item_id, str)][:MOST_REFERENCES]
+    ids = [each for each in found if isinstance(each, str) and len(each) <= LONGEST_ID]
+    return ids[:MOST_REFERENCES]
 
 
 async def referenced_items(
@@ -64,31 +67,47 @@ async def referenced_items(
         (b"x-request-id", record.request_id.encode()),
         tenant_header(tenant),
     ]
-    targets = [
-        f"{PREFIX}items?ids={quote(','.join(wanted[first : first + _AT_ONCE]), safe=',')}"
-        for first in range(0, len(wanted), _AT_ONCE)
-    ]
     answers = await asyncio.gather(
         *(
             ask_one(replica, "GET", target, headers)
             for replica in state.all_replicas
             if replica.keeps_responses
-            for target in targets
+            for target in _questions(wanted)
         )
     )
     found: dict[str, msgspec.Raw] = {}
     for answer in answers:
         if isinstance(answer, KeptAnswer) and answer.status == 200:
             found |= _items.decode(answer.body)
-    lost = [each for each in answers if isinstance(each, UpstreamError)]
-    away = next((each for each in lost if not isinstance(each, ConnectRefused)), None)
+    away = next(filter(None, map(_failure, answers)), None)
     if away is not None and not found.keys() >= {*wanted}:
         raise ApiError(
             503,
-            f"A replica that may keep an item of 'input' does not answer: {away}.",
+            f"A replica that may keep an item of 'input' does not tell it: {away}.",
             param="input",
             code="upstream_failed",
             headers={"Retry-After": retry_after(1.0)},
             reason="upstream",
         )
     return msgspec.json.encode(found)
+
+
+def _questions(wanted: Sequence[str]) -> Iterator[str]:
+    """What to ask a replica for, none of it too long."""
+    ids: list[str] = []
+    size = 0
+    for item_id in wanted:
+        quoted = f"ids={quote(item_id, safe='')}"
+        if ids and size + len(quoted) > _MOST_BYTES:
+            yield f"{PREFIX}items?{'&'.join(ids)}"
+            ids, size = [], 0
+        ids.append(quoted)
+        size += len(quoted) + 1
+    yield f"{PREFIX}items?{'&'.join(ids)}"
+
+
+def _failure(answer: KeptAnswer | UpstreamError | None) -> str | None:
+    """Why a replica that may keep an item did not tell; None if it did, or keeps nothing."""
+    if isinstance(answer, KeptAnswer):
+        return None if answer.status == 200 else f"HTTP {answer.status}"
+    return None if answer is None or isinstance(answer, ConnectRefused) else str(answer)

@@ -81,11 +81,15 @@ class InputReasoning(RequestBody):
     encrypted_content: Annotated[Any, unsupported(remedy="'content' has it in the open")] = None
 
 
+LONGEST_ID = 256
+"""Of an item that is referred to, in characters."""
+
+
 class ItemReference(RequestBody):
     """An item of a response that is stored, by its id."""
 
     type: Literal["item_reference"] | None = None
-    id: Annotated[str, Field(min_length=1, max_length=256)]
+    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
 
 
 _ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")

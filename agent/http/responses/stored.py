@@ -89,11 +89,11 @@ def resolved(request: Request, server: Server, body: ResponseRequest) -> list[In
 
 
 @router.get(f"{RESPONSES}/items")
-async def get_items(request: Request, ids: str = "") -> Response:
-    """Those of some ids (one after the other, with commas between) that are kept, by id: for a
-    router, which lets any replica refer to them."""
+async def get_items(request: Request, ids: Annotated[list[str] | None, Query()] = None) -> Response:
+    """Those of some ids (each a parameter of its own) that are kept, by id: for a router, which
+    lets any replica refer to them."""
     store = server_of(request).responses
-    wanted = ids.split(",")[:MOST_REFERENCES]
+    wanted = (ids or [])[:MOST_REFERENCES]
     found = {} if store is None else store.find_items(owner_of(request), wanted)
     return _json(msgspec.json.encode(found))
 

@@ -15,7 +15,7 @@ from pagelet.protocol.api_keys import key_digest
 from pagelet.router.tenants.key_file import digest_entry
 from support.processes import wait_for
 from support.router_thread import router_thread
-from support.scripted_replica import ScriptedReplica
+from support.scripted_replica import ScriptedReplica, send
 
 TEXT = "Hello, wörld!"
 
@@ -151,6 +151,33 @@ def test_any_replica_is_told_what_a_reference_stands_for(replicas, client):
         respond(client, input=[*items, {"id": "msg_1"}])
 
 
+def test_ids_may_be_any_text(replicas, client):
+    """Which clients choose for the items that they give."""
+    ids = [
+        "a,b",
+        "c d",
+        "e&ids=f#g",
+        "%2C",
+        "+",
+        "\x00",
+        *(f"{at:03}" + "😀" * 253 for at in range(60)),
+    ]
+    items = [{"role": "user", "content": f"({at})", "id": each} for at, each in enumerate(ids)]
+    keeper = keeper_of(replicas, respond(client, input=items))
+    references = [{"type": "item_reference", "id": each} for each in ids]
+    [other] = {*replicas} - {keeper}
+    for number in range(64):  # until the other one is asked, which has to be told of them
+        first = {"role": "user", "content": f"{number}"}
+        respond(client, input=[first, *references], store=False)
+        if other.llm.seen:
+            break
+    prompt = other.llm.tokenizer.decode(other.llm.seen[-1][1])
+    said = "".join(f"<user>({at})" for at in range(len(ids)))
+    assert prompt == f"<user>{number}{said}<assistant>"
+    with pytest.raises(openai.BadRequestError, match="at most 256 characters"):
+        respond(client, input=[{"type": "item_reference", "id": "x" * 100_000}])
+
+
 def test_in_the_background(replicas, client):
     begun = respond(client, background=True)
     keeper = keeper_of(replicas, begun)
@@ -220,6 +247,16 @@ class CutsOff(ScriptedReplica):
             await super()._describe(path, writer)
 
 
+class Refuses(ScriptedReplica):
+    """Answers whatever is asked of its store with an error."""
+
+    async def _describe(self, path, writer):
+        if path.startswith("/v1/responses/"):
+            await send(writer, 401, {"error": {"message": "no key"}})
+        else:
+            await super()._describe(path, writer)
+
+
 async def test_while_a_replica_may_come_back_the_error_says_so(routed):
     keeper = CutsOff()
     keeper.claims = {"response_store": "k"}
@@ -231,6 +268,16 @@ async def test_while_a_replica_may_come_back_the_error_says_so(routed):
         gone = await router.client.get(path)
         assert gone.status_code == 404
         assert "is gone or has started anew" in gone.json()["error"]["message"]
+
+
+async def test_an_item_that_a_replica_does_not_tell_is_not_called_unknown(routed):
+    asked = {"model": "m", "input": [{"type": "item_reference", "id": "msg_1"}]}
+    for told, status in ((CutsOff, 503), (Refuses, 503), (ScriptedReplica, 200)):
+        keeper = told()
+        keeper.claims = {"response_store": "k"}
+        async with routed(keeper) as router:
+            answer = await router.client.post("/v1/responses", json=asked)
+            assert answer.status_code == status, answer.text
 
 
 def test_of_a_replica_that_is_gone_the_error_says_so(replicas, client):
