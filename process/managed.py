@@ -13,6 +13,10 @@ log = logging.getLogger(__name__)
 Start = Callable[[], ChildProcess]
 
 
+class CannotStart(Exception):
+    """Time and again the machine had nothing left for a process."""
+
+
 class Managed:
     """A process that is started again when it dies."""
 
@@ -27,14 +31,16 @@ class Managed:
 
     def start(self) -> None:
         """Starts the process. Where the machine has no process, memory or file left for it, that is
-        tried again as after a crash; raises OSError once that was too often."""
+        tried again as after a crash; raises `CannotStart` once that was too often."""
         self.restart_at, self.ready_since = None, None
         try:
             self.process = self._start()
         except OSError as error:
             delay = self.record_failure()
             if delay is None:
-                raise
+                raise CannotStart(
+                    f"{self.name} cannot be started: {error}, {self.failures} times in a row"
+                ) from None
             log.error("%s cannot be started: %s; trying again in %g s", self.name, error, delay)
 
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from pagelet.process.listener import ListenError, bind, inherit, url
 from pagelet.process.logs import configure_logging
-from pagelet.process.managed import Managed
+from pagelet.process.managed import CannotStart, Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.proc import describe_exit
 from pagelet.process.signals import SignalQueue
@@ -70,6 +70,8 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
         return _fail(str(error), EXIT_CONFIGURATION, settings)
     except _Ended as error:
         return _fail(str(error), error.exit_code, settings)
+    except CannotStart as error:
+        return _fail(str(error), 1, settings)
 
 
 class _Supervisor:

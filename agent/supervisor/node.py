@@ -28,8 +28,8 @@ def run_node(options: EngineOptions, settings: ServeSettings) -> int:
     """Runs a process for each data-parallel copy of the model, which starts this node's ranks of it
     whenever the head asks for them. Requests are the head's to answer and to drain: after SIGTERM
     or SIGINT its streams still have this node's ranks until it has ended its engine, for at most
-    `settings.drain_timeout` seconds or until a second signal. Returns 0. Raises `StartError` and
-    `ListenError`."""
+    `settings.drain_timeout` seconds or until a second signal. Returns 0. Raises `StartError`,
+    `CannotStart` and `ListenError`."""
     nodes = [
         Managed(
             f"node {options.parallel.node_rank} of engine core {index}",

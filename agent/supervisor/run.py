@@ -16,7 +16,7 @@ from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.launch import CoreLaunch, launch_core, options_of_engine
 from pagelet.process.listener import ListenError, bind, url
 from pagelet.process.logs import configure_logging
-from pagelet.process.managed import Managed
+from pagelet.process.managed import CannotStart, Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.runtime_dir import RuntimeDir
 from pagelet.protocol.config import EngineOptions
@@ -39,6 +39,8 @@ def run_server(options: EngineOptions, settings: ServeSettings) -> int:
         return _fail(str(error), EXIT_CONFIGURATION, settings)
     except StartError as error:
         return _fail(str(error), error.exit_code, settings)
+    except CannotStart as error:
+        return _fail(str(error), 1, settings)
 
 
 def _supervise(options: EngineOptions, settings: ServeSettings) -> int:

@@ -84,7 +84,7 @@ class Supervisor:
         out of time or was not finished for another reason.
 
         Raises `StartError` once everything has ended because a process cannot work as configured
-        (exit code 78) or keeps crashing (1).
+        (exit code 78) or keeps crashing (1), and `CannotStart`.
         """
         _become_subreaper()
         with SignalQueue() as signals:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagelet.process.child import ChildProcess
-from pagelet.process.managed import Managed
+from pagelet.process.managed import CannotStart, Managed
 
 
 class Starts:
@@ -48,7 +48,8 @@ def test_it_is_not_tried_for_ever() -> None:
     managed = Managed("worker 0", Starts(100))
     for _ in range(4):
         managed.start()
-    with pytest.raises(BlockingIOError):
+    words = r"worker 0 cannot be started: \[Errno 11\] .* unavailable, 5 times in a row"
+    with pytest.raises(CannotStart, match=words):
         managed.start()
 
 
