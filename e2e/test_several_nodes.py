@@ -49,7 +49,9 @@ def all_serve(kubectl: Kubectl) -> bool:
         for condition in pod["status"].get("conditions", [])
         if condition["type"] == "Ready"
     ]
-    return status.get("readyReplicas") == 2 and ready == ["True"] * 4
+    conditions = {one["type"]: one["status"] for one in status.get("conditions", [])}
+    with_router = conditions.get("Ready") == "True"
+    return with_router and status.get("readyReplicas") == 2 and ready == ["True"] * 4
 
 
 def test_a_pod_takes_its_group_along_and_streams_go_on(kubectl: Kubectl) -> None:

@@ -12,6 +12,7 @@ import collections
 import http.client
 import json
 import pathlib
+import socket
 import sys
 import threading
 import time
@@ -99,9 +100,23 @@ def work(number: int, url: urllib.parse.SplitResult, model: str) -> None:
                 answers[question][text] += 1
 
 
+def wait_for_the_address(url: urllib.parse.SplitResult) -> None:
+    """Until connections are taken: a node hears of a Service's new endpoints a moment after them.
+    Raises OSError if that takes a minute."""
+    for seconds_left in range(60, -1, -1):
+        try:
+            socket.create_connection((url.hostname, url.port or 80), timeout=5).close()
+            return
+        except OSError:
+            if seconds_left == 0:
+                raise
+            time.sleep(1)
+
+
 def main() -> None:
     """See the module."""
     url, model, workers = urllib.parse.urlsplit(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    wait_for_the_address(url)
     threads = [threading.Thread(target=work, args=(i, url, model)) for i in range(workers)]
     for thread in threads:
         thread.start()
