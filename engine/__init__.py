@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pagelet.engine.llm import LLM
     from pagelet.engine.sampling_request import RequestedSampling
+    from pagelet.engine.structured.requested import RequestedGrammar
 
-__all__ = ["LLM", "RequestedSampling"]
+__all__ = ["LLM", "RequestedGrammar", "RequestedSampling"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from pagelet.engine.sampling_request import RequestedSampling
 
         return RequestedSampling
+    if name == "RequestedGrammar":
+        from pagelet.engine.structured.requested import RequestedGrammar
+
+        return RequestedGrammar
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -238,9 +238,9 @@ class Processor:
             )
         if max_tokens is not None and max_tokens > room:
             raise InvalidRequest(
-                f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} make "
+                f"the prompt's {len(prompt)} tokens and the {max_tokens} asked for make "
                 f"{len(prompt) + max_tokens}, but this model's context length is "
-                f"{self.prompts.max_model_len}: set max_tokens to at most {room}",
+                f"{self.prompts.max_model_len}: ask for at most {room}",
                 "max_tokens",
                 "context_length_exceeded",
             )

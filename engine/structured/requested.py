@@ -19,7 +19,7 @@ _KINDS: Final = "json, json_object, regex, choice, grammar and structural_tag"
 class RequestedGrammar:
     """What an answer must match: exactly one of these. `param` is the name for errors."""
 
-    param: str
+    param: str = "structured"
     json: Any = None
     """A JSON schema: an object, true, or either as text."""
     json_object: bool = False

@@ -163,7 +163,7 @@ NUMBERS = [
         ({"prompt": [7]}, "prompt: token id 7 is not in"),
         ({"prompt": [-1]}, "prompt: token id -1 is not in"),
         ({"prompt": [2**70]}, "prompt: token id"),
-        ({"max_tokens": 98}, "3 tokens and max_tokens 98 make 101.*at most 97"),
+        ({"max_tokens": 98}, "3 tokens and the 98 asked for make 101.*at most 97"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
