@@ -23,33 +23,37 @@ class Program:
 
     def __init__(self) -> None:
         self._library = library()
-        self._args: list[ctypes.Structure] = []
+        self._operations: list[tuple[OpKind, ctypes.Structure]] = []
         self._buffers: list[torch.Tensor] = []
         self._calls: ctypes.Array[Call] | None = None
+        """What the library is given; made at the first run."""
 
     def append(
         self, kind: OpKind, args: ctypes.Structure, buffers: tuple[torch.Tensor | None, ...]
     ) -> None:
         """Adds an operation; the program keeps the buffers that its arguments point into."""
-        self._args.append(args)
+        self._operations.append((kind, args))
         self._buffers.extend(buffer for buffer in buffers if buffer is not None)
-        self._calls = (Call * len(self._args))(
-            *(*(self._calls or ()), Call(kind, ctypes.addressof(args)))
-        )
+        self._calls = None
 
     def extend(self, other: "Program") -> None:
         """Adds the operations of another program, with its buffers."""
-        for args, call in zip(other._args, other._calls or (), strict=True):
-            self.append(OpKind(call.op), args, ())
-        self._buffers.extend(other._buffers)
+        self._operations += other._operations
+        self._buffers += other._buffers
+        self._calls = None
 
     def run(self, *sizes: int) -> None:
         """Runs all operations, in order. An operation with `rows=i` works on sizes[i] rows, which
         must not be more than its buffers have."""
         if len(sizes) > NUM_SIZES:
             raise ValueError(f"a program has at most {NUM_SIZES} sizes, not {len(sizes)}")
-        if self._calls is not None:
-            self._library.run(self._calls, len(self._calls), ctypes.byref(Sizes(*sizes)))
+        if not self._operations:
+            return
+        if self._calls is None:
+            self._calls = (Call * len(self._operations))(
+                *(Call(kind, ctypes.addressof(args)) for kind, args in self._operations)
+            )
+        self._library.run(self._calls, len(self._calls), ctypes.byref(Sizes(*sizes)))
 
 
 def dtype_code(tensor: torch.Tensor, *, name: str) -> int:
