@@ -31,6 +31,15 @@ def configure_logging(level: str, log_format: str, process: str) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
+def fail(log: logging.Logger, message: str, exit_code: int, log_format: str) -> int:
+    """Says why a process ends, in its log for machines or to who started it. Returns the code."""
+    if log_format == "json":
+        log.critical(message)
+    else:
+        print(f"Error: {message}", file=sys.stderr)
+    return exit_code
+
+
 class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO [supervisor] text name=value`"""
 

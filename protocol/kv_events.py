@@ -1,8 +1,8 @@
 """KV events in vLLM's ZMQ format: which blocks a replica's prefix cache gained and lost.
 
 A message has three parts: topic, 8-byte big-endian sequence number, msgpack of `KVEventBatch`.
-Batches are arrays and each event is a map with its tag under `type`, as vLLM 0.32 sends them
-(vllm-project/vllm#42892); `decode_batch` reads events as arrays too, as older vLLM sent them.
+Batches are arrays and each event is a map with its tag under `type`, as vLLM 0.32 sends them (its
+pull request 42892).
 """
 
 from collections.abc import Sequence
@@ -59,27 +59,10 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-_KINDS: dict[str, type[KVEvent]] = {
-    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
-}
 _decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
 
 def decode_batch(payload: bytes) -> KVEventBatch:
-    """Reads a batch whose events are maps or arrays.
-
-    Raises `msgspec.ValidationError` for anything else. Fields that only other engines know are
-    ignored.
-    """
-    try:
-        return _decoder.decode(payload)
-    except msgspec.ValidationError:
-        raw = msgspec.msgpack.decode(payload, type=tuple[float, list[list[Any]], int | None])
-    events: list[KVEvent] = []
-    for tag, *values in (entry or [None] for entry in raw[1]):
-        if not isinstance(tag, str) or tag not in _KINDS:
-            raise msgspec.ValidationError(f"unknown KV event {tag!r}")
-        fields = msgspec.structs.fields(_KINDS[tag])
-        named = {f.name: v for f, v in zip(fields, values, strict=False)}
-        events.append(msgspec.convert({"type": tag, **named}, _KINDS[tag]))
-    return KVEventBatch(raw[0], events, raw[2])
+    """Reads a batch. Raises `msgspec.ValidationError` for anything else. Fields that only other
+    engines know are ignored."""
+    return _decoder.decode(payload)

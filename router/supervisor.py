@@ -5,13 +5,12 @@ import logging
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from pagelet.process.listener import ListenError, bind, inherit, url
-from pagelet.process.logs import configure_logging
+from pagelet.process.logs import configure_logging, fail
 from pagelet.process.managed import CannotStart, Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.proc import describe_exit
@@ -67,11 +66,11 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
             ]
             return _Supervisor(workers, config.proxy.drain_timeout, url(listener)).run()
     except ListenError as error:
-        return _fail(str(error), EXIT_CONFIGURATION, settings)
+        return fail(log, str(error), EXIT_CONFIGURATION, settings.log_format)
     except _Ended as error:
-        return _fail(str(error), error.exit_code, settings)
+        return fail(log, str(error), error.exit_code, settings.log_format)
     except CannotStart as error:
-        return _fail(str(error), 1, settings)
+        return fail(log, str(error), 1, settings.log_format)
 
 
 class _Supervisor:
@@ -154,11 +153,3 @@ class _Supervisor:
 
 def _listen(settings: RouterSettings) -> socket.socket:
     return bind(settings.host, settings.port) if settings.fd is None else inherit(settings.fd)
-
-
-def _fail(message: str, exit_code: int, settings: RouterSettings) -> int:
-    if settings.log_format == "json":
-        log.critical(message)
-    else:
-        print(f"Error: {message}", file=sys.stderr)
-    return exit_code

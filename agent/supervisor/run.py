@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import sys
 from collections.abc import Iterable
 
 from pagelet.agent.doctor.before_serving import check_before_serving
@@ -15,7 +14,7 @@ from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.launch import CoreLaunch, launch_core, options_of_engine
 from pagelet.process.listener import ListenError, bind, url
-from pagelet.process.logs import configure_logging
+from pagelet.process.logs import configure_logging, fail
 from pagelet.process.managed import CannotStart, Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.runtime_dir import RuntimeDir
@@ -36,11 +35,11 @@ def run_server(options: EngineOptions, settings: ServeSettings) -> int:
             return run_node(options, settings)
         return _supervise(options, settings)
     except ListenError as error:
-        return _fail(str(error), EXIT_CONFIGURATION, settings)
+        return fail(log, str(error), EXIT_CONFIGURATION, settings.log_format)
     except StartError as error:
-        return _fail(str(error), error.exit_code, settings)
+        return fail(log, str(error), error.exit_code, settings.log_format)
     except CannotStart as error:
-        return _fail(str(error), 1, settings)
+        return fail(log, str(error), 1, settings.log_format)
 
 
 def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
@@ -92,11 +91,3 @@ def _refuse_what_fails(findings: Iterable[Finding]) -> None:
             raise StartError(finding.words, EXIT_CONFIGURATION)
         if finding.status == "warn":
             log.warning(finding.words)
-
-
-def _fail(message: str, exit_code: int, settings: ServeSettings) -> int:
-    if settings.log_format == "json":
-        log.critical(message)
-    else:
-        print(f"Error: {message}", file=sys.stderr)
-    return exit_code

@@ -36,7 +36,7 @@ def measure_cost(replicas: int = 32, prompt_tokens: int = 10_000) -> Cost:
     fleet = Fleet(RoutingOptions())
     names = {f"replica-{number}" for number in range(replicas)}
     for name in sorted(names):
-        fleet.add(name, SimulatedReplica(name, hardware).describe(), 0.0)
+        fleet.add(name, SimulatedReplica(name, hardware).describe())
     half = prompt_tokens // 2
     prefixes = [[rng.randrange(32_000)] * half for _ in range(_PREFIXES)]
     chooses, dispatches, tickets = [], [], []

@@ -90,7 +90,7 @@ class FleetRouter:
         self._fleet = fleet
         self._numbers = {replica.name: number for number, replica in enumerate(replicas)}
         for replica in replicas:
-            fleet.add(replica.name, replica.describe() if described else None, 0.0)
+            fleet.add(replica.name, replica.describe() if described else None)
 
     def choose(self, request: RouteRequest, now: float) -> tuple[int, int, float, Ticket]:
         """As the proxy does for every request."""

@@ -211,7 +211,7 @@ class ReplicaPool:
             self.fleet.remove(replica.id)
             self.events.forget(replica.id)
         elif replica.health != "unknown" and (replica.model_names or replica.is_pagelet):
-            self.fleet.add(replica.id, replica.description, time.monotonic())
+            self.fleet.add(replica.id, replica.description)
             self.events.follow(replica)
         self._set_capacity()
         self._on_replica(replica)

@@ -170,7 +170,7 @@ class Fleet:
         replica = self._replicas.get(replica_id)
         return 0 if replica is None else replica.estimator.in_flight
 
-    def add(self, replica_id: str, description: ReplicaDescription | None, now: float) -> None:
+    def add(self, replica_id: str, description: ReplicaDescription | None) -> None:
         """Adds a replica, or takes its new description in; a new incarnation starts empty."""
         replica = self._replicas.get(replica_id)
         if replica is None:

@@ -14,17 +14,35 @@ ASK = b"POST / HTTP/1.1\r\nHost: h\r\n"
 
 
 @contextlib.asynccontextmanager
-async def serving(stall_seconds=0.3):
-    """The port of a server, and how the requests to it ended: by their answer or their client."""
-    ends = []
-    protocol = type("Hasty", (BoundedHeadProtocol,), {"stall_seconds": stall_seconds})
+async def listening(answer, protocol):
+    """The port of a server that calls `answer(receive, send)` for each request."""
 
     async def app(scope, receive, send):
         if scope["type"] == "lifespan":
             while (await receive())["type"] == "lifespan.startup":
                 await send({"type": "lifespan.startup.complete"})
             await send({"type": "lifespan.shutdown.complete"})
-            return
+        else:
+            await answer(receive, send)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = HTTPServer(app, protocol)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
+async def serving(stall_seconds=0.3):
+    """The port of a server, and how the requests to it ended: by their answer or their client."""
+    ends = []
+    protocol = type("Hasty", (BoundedHeadProtocol,), {"stall_seconds": stall_seconds})
+
+    async def answer(receive, send):
         more = True
         while more:
             message = await receive()
@@ -37,15 +55,8 @@ async def serving(stall_seconds=0.3):
         await send({"type": "http.response.body", "body": b""})
         ends.append("answered")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = HTTPServer(app, protocol)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listening.wait()
-        try:
-            yield listener.getsockname()[1], ends
-        finally:
-            server.should_exit = True
-            await task
+    async with listening(answer, protocol) as port:
+        yield port, ends
 
 
 async def exchange(port, *parts, pause=0.0):
@@ -125,24 +136,12 @@ async def answering(app):
             recorders.append(Recorder(transport))
             super().connection_made(recorders[-1])
 
-    async def whole(scope, receive, send):
-        if scope["type"] == "lifespan":
-            while (await receive())["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            await receive()
-            await app(send)
+    async def answer(receive, send):
+        await receive()
+        await app(send)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = HTTPServer(whole, Recording)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listening.wait()
-        try:
-            yield listener.getsockname()[1], recorders
-        finally:
-            server.should_exit = True
-            await task
+    async with listening(answer, Recording) as port:
+        yield port, recorders
 
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

@@ -158,6 +158,12 @@ def server(request, serve):
         yield RunningServer(server.llm, server.app, port, server._loop)
 
 
+@pytest.fixture
+def keeper(serve):
+    """A server that keeps responses."""
+    return serve(response_store=1 << 20)
+
+
 def open_request(server, body, path="/v1/chat/completions"):
     """A connection on which a whole request was sent, and nothing read."""
     connection = socket.create_connection(("127.0.0.1", server.port))

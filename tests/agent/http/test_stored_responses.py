@@ -17,11 +17,6 @@ TEXT = "Hello, wörld!"
 
 
 @pytest.fixture
-def keeper(serve):
-    return serve(response_store=1 << 20)
-
-
-@pytest.fixture
 def client(keeper):
     with keeper.openai(max_retries=0) as client:
         yield client

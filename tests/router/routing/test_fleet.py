@@ -42,7 +42,7 @@ def describe(**changes: object) -> ReplicaDescription:
 def make_fleet(policy: PolicyName = "prefix", **options: typing.Any) -> Fleet:
     fleet = Fleet(RoutingOptions(policy=policy, **options))
     for name in NAMES:
-        fleet.add(name, describe(), 0.0)
+        fleet.add(name, describe())
     return fleet
 
 
@@ -268,10 +268,10 @@ def test_what_a_replica_held_is_forgotten(how: str) -> None:
     if how == "reset":
         fleet.reset(NAMES[0])
     elif how == "incarnation":
-        fleet.add(NAMES[0], describe(incarnation="2"), 1.0)
+        fleet.add(NAMES[0], describe(incarnation="2"))
     else:
         fleet.remove(NAMES[0])
-        fleet.add(NAMES[0], describe(), 1.0)
+        fleet.add(NAMES[0], describe())
     assert held(fleet, request) == {}
     ticket.on_end(1.0, ok=True, actual_hit_tokens=0)  # of the old one: harmless
 
@@ -290,13 +290,13 @@ def test_what_a_dead_engine_held_is_no_lie_of_the_one_after_it(noticed: str) -> 
         tickets.append(fleet.dispatch(request, decision, number))
     after = make_request(50)
     if noticed == "before the answers":
-        fleet.add(NAMES[0], describe(incarnation="2"), 30.0)
+        fleet.add(NAMES[0], describe(incarnation="2"))
         store(fleet, NAMES[0], after)
     for ticket in tickets:
         ticket.on_first_byte(30.0)
         ticket.on_end(30.0, ok=True, actual_hit_tokens=0)
     if noticed == "after them":
-        fleet.add(NAMES[0], describe(incarnation="2"), 30.0)
+        fleet.add(NAMES[0], describe(incarnation="2"))
         store(fleet, NAMES[0], after)
     state = fleet.states(31.0)[0]
     assert (state.sends_events, state.trust) == (True, 1.0)
@@ -306,7 +306,7 @@ def test_what_a_dead_engine_held_is_no_lie_of_the_one_after_it(noticed: str) -> 
 def test_a_new_description_of_the_same_incarnation_forgets_nothing() -> None:
     fleet, request = make_fleet(), make_request(1)
     store(fleet, NAMES[0], request)
-    fleet.add(NAMES[0], describe(prefill_tokens_per_second=77.0), 1.0)
+    fleet.add(NAMES[0], describe(prefill_tokens_per_second=77.0))
     assert held(fleet, request) == {NAMES[0]: 19}
     assert fleet.states(1.0)[0].prefill_tokens_per_second == 77.0
 
@@ -390,7 +390,7 @@ def test_memory_is_flat_over_many_requests() -> None:
         ticket.on_end(number + 0.5, ok=True, actual_hit_tokens=rng.choice([0, 16]))
         if number % 100 == 50:
             fleet.remove(NAMES[1])
-            fleet.add(NAMES[1], describe(), number)
+            fleet.add(NAMES[1], describe())
     assert fleet.num_index_blocks <= 5000 + 256
     for replica in fleet._replicas.values():
         assert len(replica.own) <= 10_000  # the cache that it describes
@@ -413,7 +413,7 @@ def test_sessions_stick_and_move_only_when_they_must() -> None:
 def test_replicas_that_say_that_they_take_no_time_at_all_do_no_harm() -> None:
     fleet = make_fleet()
     for name in NAMES:
-        fleet.add(name, describe(prefill_tokens_per_second=0.0, decode_step_seconds=0.0), 0.0)
+        fleet.add(name, describe(prefill_tokens_per_second=0.0, decode_step_seconds=0.0))
     empty = RouteRequest("r", [], 0, None, b"head")
     fleet.dispatch(empty, choose(fleet, empty), 0.0).on_first_byte(0.0)
     assert choose(fleet, empty).replica_id in NAMES
@@ -441,7 +441,7 @@ def test_random_uses_all() -> None:
 
 def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembered() -> None:
     fleet = Fleet(RoutingOptions())
-    fleet.add("a", describe(num_kv_blocks=100), 0.0)  # 1600 tokens, 1000 a second
+    fleet.add("a", describe(num_kv_blocks=100))  # 1600 tokens, 1000 a second
     request = RouteRequest("r", [], 800, None, b"head")
     decision = fleet.choose(request, 0.0, eligible=["a"])
     assert decision is not None
@@ -472,7 +472,7 @@ def test_load_is_counted_in_seconds_of_a_replica_and_the_last_speed_is_remembere
 def test_the_pace_of_answers_is_seen_and_remembered() -> None:
     fleet = Fleet(RoutingOptions())
     assert fleet.decode_line is None
-    fleet.add("a", describe(num_kv_blocks=100), 0.0)
+    fleet.add("a", describe(num_kv_blocks=100))
     request = RouteRequest("r", [], 10, None, b"head")
     tickets = []
     for _ in range(2):
