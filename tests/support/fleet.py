@@ -17,7 +17,7 @@ import httpx
 import openai
 
 from pagelet.process.listener import reserve
-from support.processes import MARKER, marked_processes, wait_for
+from support.processes import MARKER, arguments_of, marked_processes, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 MODEL = "sim"
@@ -89,11 +89,7 @@ class Command:
 
     def processes(self, module: str) -> list[int]:
         """Those of its tree that run a module."""
-        return [
-            pid
-            for pid in marked_processes(self._marker)
-            if module in Path(f"/proc/{pid}/cmdline").read_text()
-        ]
+        return [pid for pid in marked_processes(self._marker) if module in arguments_of(pid)]
 
     def kill(self) -> None:
         """As a machine that loses its power."""

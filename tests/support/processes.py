@@ -32,6 +32,14 @@ def marked_processes(marker: str) -> list[int]:
     return pids
 
 
+def arguments_of(pid: int) -> list[str]:
+    """Its command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def is_alive(pid: int | str) -> bool:
     """Whether a process exists and is no zombie."""
     try:

@@ -80,7 +80,8 @@ def resident(server):
     """Bytes of the processes that live as long as the server."""
     root = psutil.Process(server.pid)
     processes = {process.pid: process for process in [root, *root.children(recursive=True)]}
-    for pid in server.processes("check_process"):  # the checker's child is replaced now and then
+    # The checker's child is replaced now and then.
+    for pid in server.processes("pagelet.engine.structured.check_process"):
         processes.pop(pid, None)
     return sum(process.memory_info().rss for process in processes.values())
 

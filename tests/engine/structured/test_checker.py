@@ -11,6 +11,7 @@ import pytest
 from pagelet.engine.structured.checker import GrammarChecker
 from pagelet.protocol.config import EngineOptions, ModelOptions, StructuredOutputOptions
 from pagelet.protocol.structured import Grammar
+from support.processes import arguments_of
 
 GOOD = Grammar("llguidance", "regex", "[a-z]+")
 BOMB = Grammar(
@@ -88,7 +89,7 @@ def test_a_process_that_is_killed_is_started_again(make_checker):
     assert check(checker, GOOD) == ""
     bomb = checker.check(BOMB)
     for process in psutil.Process().children():
-        if "pagelet.engine.structured.check_process" in process.cmdline():
+        if "pagelet.engine.structured.check_process" in arguments_of(process.pid):
             os.kill(process.pid, signal.SIGKILL)
     assert "SIGKILL" in bomb.result(120).error
     assert check(checker, Grammar("llguidance", "regex", "[a-z]+ again")) == ""

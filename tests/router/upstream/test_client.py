@@ -158,6 +158,31 @@ async def test_an_answer_that_is_let_go_early_is_cut_off() -> None:
     assert [request.connection for request in server.requests] == [0, 1]
 
 
+async def test_once_closed_it_keeps_no_connection() -> None:
+    """Of a replica that is gone while something is asked of it."""
+    asked, lost = 0, asyncio.Event()
+
+    async def serve(reader, writer):
+        nonlocal asked
+        await reader.readuntil(b"{}")
+        asked += 1
+        writer.write(OK)
+        assert await reader.read() == b""
+        writer.close()
+        lost.set()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        upstream = Upstream(f"http://127.0.0.1:{port}", 1.0)
+        response = await upstream.send("POST", "/x", [], b"{}", seconds=5)
+        upstream.close()
+        assert await response.read_all(5) == b"{}"
+        response.close()
+        await asyncio.wait_for(lost.wait(), 5)
+    assert asked == 1
+
+
 async def test_what_came_before_an_interruption_can_still_be_read() -> None:
     async with asking(lambda request: [STREAM_HEAD, chunk(b"a"), 5.0]) as (_, upstream):
         response = await upstream.send("POST", "/x", [], b"{}", seconds=5)
