@@ -18,11 +18,7 @@ def engines_of(replica: int) -> list[int]:
     """The processes of a replica's engine core, by the pid of the replica: one, or none while it
     waits to be started again."""
     children = Path(f"/proc/{replica}/task/{replica}/children").read_text().split()
-    return [
-        int(pid)
-        for pid in children
-        if "pagelet.engine.core.process" in arguments_of(int(pid))
-    ]
+    return [int(pid) for pid in children if "pagelet.engine.core.process" in arguments_of(int(pid))]
 
 
 def test_they_are_found_until_their_replica_is_gone(up: Local) -> None:
