@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Final
 
-from pagelet.process.bounded_head import BoundedHeadProtocol
+from pagelet.process.lingering_close import LingeringProtocol
 
 _PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 """May come any number of times before an answer (RFC 9110, section 15.2)."""
@@ -18,7 +18,7 @@ _RESET: Final = 7
 """TCP_CLOSE of Linux' tcp_states.h."""
 
 
-class HalfClosedProtocol(BoundedHeadProtocol):
+class HalfClosedProtocol(LingeringProtocol):
     """Answers clients that half-close before their answer has begun. A client that closes later,
     or that speaks HTTP/1.0 and so knows no interim answers, counts as gone, as in nginx."""
 

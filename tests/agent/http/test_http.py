@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from pagelet.protocol.request_id import clean_request_id
+from support.large_bodies import by_http_client
 
 from .conftest import open_request
 
@@ -218,6 +219,14 @@ def test_a_body_that_does_not_say_how_large_it_is(serve):
 
     response = server.post(PATH, content=parts(), headers={"content-type": "application/json"})
     assert response.status_code == 413
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])
+def test_a_client_that_sends_all_before_it_reads_is_told_too(serve, chunked):
+    server = serve()
+    status, answer = by_http_client(server.url + PATH, 17 << 20, chunked)
+    assert status == 413
+    assert json.loads(answer)["error"]["code"] == "request_too_large"
 
 
 def test_keys(serve, tmp_path):
