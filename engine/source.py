@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 _FORMS: Final = (
-    "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, a folder with config.json and .safetensors "
-    "files, a .gguf file, or package://NAME"
+    "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/PATH, a folder with config.json and "
+    ".safetensors files, a .gguf file, or package://NAME"
 )
 _ADAPTER: Final = "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, or PEFT's folder"
 _INDEX: Final = "model.safetensors.index.json"

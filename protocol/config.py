@@ -23,7 +23,8 @@ class ModelOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Which model, and how it is loaded."""
 
     source: str
-    """`hf://org/name[@revision]`, a folder, a `.gguf` file, or `package://name`."""
+    """`hf://org/name[/file.gguf][@revision]`, `s3://bucket/path`, a folder, a `.gguf` file, or
+    `package://name`."""
     tokenizer: str | None = None
     """Where the tokenizer comes from, if not from the model; same forms as `source`."""
     chat_template: str | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SOURCE: Final = re.compile(
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[^@]+\.gguf)?(@(?P<revision>.+))?"
 )
+_FORM: Final = "hf://ORG/NAME or hf://ORG/NAME/FILE.gguf, and @REVISION behind it"
 TEXT_FILES: Final = [
     "config.json",
     "modules.json",
@@ -44,10 +45,10 @@ def download(
     """
     match = _SOURCE.fullmatch(source)
     if match is None:
-        raise ModelSourceError(
-            f"{source}: expected hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE.gguf"
-        )
+        raise ModelSourceError(f"{source}: expected {_FORM}")
     repo, file, revision = match["repo"], (match["file"] or "").lstrip("/"), match["revision"]
+    if not file and (revision or "").endswith(".gguf"):
+        raise ModelSourceError(f"{source}: the revision comes last: {_FORM}")
     if file:
         patterns, ignored = [file], []
     else:

@@ -96,6 +96,8 @@ def test_one_file_of_a_repository_of_gguf_files(hub: Hub, tmp_path: Path) -> Non
     found = resolve_in_process("hf://org/ggufs/a-Q4_0.gguf", tmp_path, hub)
     assert Path(found["path"]).read_bytes() == GGUF_FILES["a-Q4_0.gguf"]
     assert hub.downloaded == ["a-Q4_0.gguf"]
+    of_branch = resolve_in_process("hf://org/ggufs/a-Q4_0.gguf@main", tmp_path, hub)
+    assert of_branch["path"] == found["path"]
     whole = resolve_in_process("hf://org/ggufs", tmp_path, hub)
     assert "name one: hf://org/ggufs/FILE.gguf" in whole["error"]
     other = resolve_in_process("hf://org/ggufs/b.gguf", tmp_path, hub)

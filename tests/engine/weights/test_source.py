@@ -107,6 +107,7 @@ WRONG: list[tuple[str, str]] = [
     ("a\0b", "no such file or folder"),
     ("hf://name", "expected hf://ORG/NAME"),
     ("hf://org/name/sub/model.safetensors", "expected hf://ORG/NAME"),
+    ("hf://org/name@v1/file.gguf", "the revision comes last: hf://ORG/NAME"),
     ("package://", "expected package://NAME"),
 ]
 
