@@ -48,14 +48,15 @@ class RouterApp:
         self.leaving = False
         """Whether each connection is closed after its next answer: others take the new ones."""
         self._siblings = siblings
-        self._open: dict[str, Handler] = {
-            "/health": self._health,
-            "/ping": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics,
-            "/version": self._version,
+        self._open: dict[str, tuple[Handler, tuple[str, ...]]] = {
+            "/health": (self._health, ("GET",)),
+            "/ping": (self._health, ("GET", "POST")),  # as SageMaker and vLLM have it
+            "/ready": (self._ready, ("GET",)),
+            "/metrics": (self._metrics, ("GET",)),
+            "/version": (self._version, ("GET",)),
         }
-        """For probes and scrapers: no key, and they work in a drain."""
+        """For probes and scrapers, by path: what answers them, and the methods that it takes. They
+        need no key, and work in a drain."""
 
     @property
     def state(self) -> RouterState:
@@ -70,11 +71,10 @@ class RouterApp:
         exchange = Exchange(scope, receive, send)
         if self.leaving:
             exchange.extra_headers.append(("Connection", "close"))
-        if (handler := self._open.get(exchange.path)) is not None:
+        if (found := self._open.get(exchange.path)) is not None:
+            handler, methods = found
             try:
-                _check_method(
-                    exchange, *(("GET", "POST") if exchange.path == "/ping" else ("GET",))
-                )
+                _check_method(exchange, *methods)
                 await handler(exchange)
             except ApiError as error:
                 await exchange.answer_error(error)
