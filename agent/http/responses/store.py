@@ -37,15 +37,15 @@ class StoredResponse:
     background: bool = False
     job: asyncio.Task[None] | None = None
     """What still works on it, in the background."""
-    own_items: list[str] = dataclasses.field(default_factory=list)
-    """Ids of the items that came with it, and so go with it."""
+    item_ids: list[str] = dataclasses.field(default_factory=list)
+    """Of its input and its output, each once."""
     wanted_until: float = -math.inf
     """Till when somebody may ask for it first, since it ended in the background."""
 
     @property
     def size(self) -> int:
         """In bytes, about."""
-        items = _ITEM_OVERHEAD * len(self.own_items)
+        items = _ITEM_OVERHEAD * len(self.item_ids)
         return len(self.body) + len(self.items) + items + _OVERHEAD
 
     def conversation(self) -> list[Any]:
@@ -65,8 +65,8 @@ class ResponseStore:
         self._clock = clock
         self._responses: dict[Owner, OrderedDict[str, StoredResponse]] = {}
         self._sizes: dict[Owner, int] = {}
-        self._items: dict[Owner, dict[str, str]] = {}
-        """The response with which an item came, by the item's id."""
+        self._items: dict[Owner, dict[str, dict[str, None]]] = {}
+        """The responses that have an item, by the item's id: first the one with which it came."""
         self._jobs: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
 
@@ -86,7 +86,7 @@ class ResponseStore:
         )
         self.delete(owner, response.id)
         self._responses.setdefault(owner, OrderedDict())[response.id] = stored
-        self._own(owner, stored, response, [item["id"] for item in items])
+        self._index(owner, stored, response, [item["id"] for item in items])
         self._sizes[owner] = self._sizes.get(owner, 0) + stored.size
         self._make_room()
         return stored
@@ -99,7 +99,7 @@ class ResponseStore:
         stored.wanted_until = self._clock() + _FETCH_SECONDS
         before = stored.size
         stored.body = response.model_dump_json().encode()
-        self._own(owner, stored, response, [])
+        self._index(owner, stored, response, [])
         self._sizes[owner] += stored.size - before
         self._make_room()
 
@@ -151,7 +151,7 @@ class ResponseStore:
         """Those of the owner's items that are kept, by id."""
         self._make_room()
         holders = self._items.get(owner, {})
-        wanted = {item_id: holders[item_id] for item_id in ids if item_id in holders}
+        wanted = {item_id: next(iter(holders[item_id])) for item_id in ids if item_id in holders}
         found = {}
         for response_id in set(wanted.values()):
             for item in self._responses[owner][response_id].conversation():
@@ -159,15 +159,15 @@ class ResponseStore:
                     found[item["id"]] = item
         return found
 
-    def _own(
+    def _index(
         self, owner: Owner, stored: StoredResponse, response: ResponseObject, given: Sequence[str]
     ) -> None:
-        """Items that came with another response, before this one, stay with that."""
         holders = self._items.setdefault(owner, {})
         for item_id in (*given, *(item.id for item in response.output)):
-            if item_id not in holders:
-                holders[item_id] = response.id
-                stored.own_items.append(item_id)
+            having = holders.setdefault(item_id, {})
+            if response.id not in having:
+                having[response.id] = None
+                stored.item_ids.append(item_id)
 
     def _get(self, owner: Owner, response_id: str) -> StoredResponse | None:
         responses = self._responses.get(owner)
@@ -186,8 +186,11 @@ class ResponseStore:
         responses = self._responses[owner]
         dropped = responses.pop(response_id)
         self._sizes[owner] -= dropped.size
-        for item_id in dropped.own_items:
-            del self._items[owner][item_id]
+        holders = self._items[owner]
+        for item_id in dropped.item_ids:
+            del holders[item_id][response_id]
+            if not holders[item_id]:
+                del holders[item_id]
         if not responses:
             del self._responses[owner], self._sizes[owner], self._items[owner]
         self._asked.set()

@@ -111,23 +111,41 @@ class Kept:
         return json.dumps({"output": [item.model_dump() for item in self.output]})
 
 
-def test_items_go_with_the_response_that_they_came_with():
+def test_items_stay_as_long_as_any_response_has_them():
     store = ResponseStore(1 << 20)
     owner = ("", "")
-    given = [{"id": "in_1", "type": "message"}]
 
-    def keep(name, items):
+    def keep(name, *item_ids, text=""):
+        items = [{"id": item_id, "text": text} for item_id in item_ids]
         store.keep(owner, Kept(name), items)
 
-    keep("1", given)
-    keep("2", [*given, {"id": "out_1"}, {"id": "in_2"}])
-    every = ["in_1", "out_1", "in_2", "out_2", "in_3"]
-    assert store.find_items(owner, every).keys() == {"in_1", "out_1", "in_2", "out_2"}
-    assert store.find_items(("other", ""), every) == {}
-    store.delete(owner, "2")
-    assert store.find_items(owner, every).keys() == {"in_1", "out_1"}
-    keep("3", [*given, {"id": "in_3"}])
+    def found():
+        every = ["in_1", "out_1", "in_2", "out_2", "in_3", "out_3"]
+        return set(store.find_items(owner, every))
+
+    keep("1", "in_1", text="first")
+    keep("2", "in_1", "out_1", "in_2", "in_2", text="second")
+    assert found() == {"in_1", "out_1", "in_2", "out_2"}
+    assert store.find_items(("other", ""), ["in_1"]) == {}
+    assert store.find_items(owner, ["in_1"])["in_1"]["text"] == "first"
     store.delete(owner, "1")
-    assert store.find_items(owner, every).keys() == {"in_3"}
+    assert found() == {"in_1", "out_1", "in_2", "out_2"}
+    assert store.find_items(owner, ["in_1"])["in_1"]["text"] == "second"
+    keep("3", "in_1", "in_3")
+    store.delete(owner, "2")
+    assert found() == {"in_1", "in_3", "out_3"}
     store.delete(owner, "3")
-    assert store.find_items(owner, every) == {}
+    assert found() == set()
+
+
+def test_an_item_outlives_the_response_that_it_came_with(keeper, client):
+    first = respond(client, input="one")
+    [asked] = client.responses.input_items.list(first.id).data
+    second = respond(client, input="two", previous_response_id=first.id)
+    client.responses.delete(first.id)
+    told = client.responses.input_items.list(second.id, order="asc").data
+    assert asked.id in [item.id for item in told]
+    for item in told:
+        respond(client, input=[reference(item.id), {"role": "user", "content": "three"}])
+    respond(client, input=[reference(asked.id)], store=False)
+    assert prompt_of(keeper) == "<user>one<assistant>"
