@@ -14,6 +14,7 @@ from pagelet.router.explain import Explanations
 from pagelet.router.metrics import RouterMetrics
 from pagelet.router.models import NO_ADAPTERS, ModelTable, PoolRef
 from pagelet.router.proxy.retries import RetryBudget
+from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDiscovery
 from pagelet.router.replicas.kubernetes import ApiServer, EndpointSliceDiscovery
 from pagelet.router.replicas.pool import ReplicaPool
@@ -35,7 +36,8 @@ class RouterState(OpenRequests):
     def __init__(
         self, config: RouterConfig, counters: CounterTable, before: "RouterState | None" = None
     ) -> None:
-        """`before` is the state that this one replaces: metrics and explanations go on.
+        """`before` is the state that this one replaces: metrics, explanations and the log of
+        replicas go on.
 
         Raises `ValueError` for a configuration that cannot work, `OSError` and `KeyFileError` for
         files that cannot be read.
@@ -50,6 +52,7 @@ class RouterState(OpenRequests):
         self.models = ModelTable(config.models)
         self.metrics: RouterMetrics = before.metrics if before else RouterMetrics()
         self.explanations: Explanations = before.explanations if before else Explanations()
+        self.changes: ChangeLog = before.changes if before else ChangeLog()
         self.budget = RetryBudget(config.proxy.retry_budget)
         self.replica_headers = _authorization(_path(config.replica_api_key_file))
         self.pools: dict[PoolRef, ReplicaPool] = {}
@@ -75,6 +78,7 @@ class RouterState(OpenRequests):
             self.options,
             self.replica_headers,
             on_replica=on_replica,
+            changes=self.changes,
             num_workers=self._num_workers,
         )
 

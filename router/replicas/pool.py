@@ -8,6 +8,7 @@ from typing import Final
 
 from pagelet.protocol.router import ProxyOptions, RoutingOptions
 from pagelet.router.queue.waiting_room import WaitingRoom
+from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.discovery import Discovery, Endpoint
 from pagelet.router.replicas.events import EventFollowers
 from pagelet.router.replicas.prober import Prober
@@ -38,10 +39,12 @@ class ReplicaPool:
         headers: Headers,
         *,
         on_replica: Callable[[Replica], None],
+        changes: ChangeLog,
         num_workers: int = 1,
     ) -> None:
         """`headers` authorise the router with the replicas. `on_replica` is called whenever one
-        comes, changes or goes. `num_workers` processes share the replicas' room evenly."""
+        comes, changes or goes, which `changes` tells. `num_workers` processes share the replicas'
+        room evenly."""
         self.name = name
         self.options = options
         self.fleet = Fleet(routing)
@@ -52,6 +55,7 @@ class ReplicaPool:
         """Those that take no requests, and may keep responses still."""
         self._headers = headers
         self._on_replica = on_replica
+        self._changes = changes
         self._num_workers = num_workers
         self._discoveries = discoveries
         self._found: list[Sequence[Endpoint]] = [() for _ in discoveries]
@@ -114,7 +118,7 @@ class ReplicaPool:
             _log.warning("replica %s fails again and again: no requests for a while", replica.id)
             self._change_at(replica, replica.breaker.open_until)
         if isinstance(error, ConnectFailed) and replica.health == "ready":
-            _log.warning("replica %s is unreachable: %s", replica.id, error)
+            self._changes.tell(replica.id, "is unreachable", logging.WARNING, why=str(error))
             replica.health = "unreachable"
             self._on_change(replica)
         if replica.id in self._probers:
@@ -153,7 +157,9 @@ class ReplicaPool:
         wanted = {endpoint.id: endpoint for endpoint in endpoints}
         before = self.replicas | self.keepers
         for replica in before.values():
-            if wanted.get(replica.id) != replica.endpoint:
+            now = wanted.get(replica.id)
+            if now != replica.endpoint:
+                self._tell(replica.endpoint, now)
                 self._remove(replica)
         for endpoint in wanted.values():
             if endpoint.id not in self.replicas and endpoint.id not in self.keepers:
@@ -170,11 +176,20 @@ class ReplicaPool:
             replica.description = before.description  # whoever asks what it keeps need not wait
         if endpoint.takes_requests:
             self.replicas[replica.id] = replica
-            prober = Prober(replica, self._headers, self._on_change)
+            prober = Prober(replica, self._headers, self._on_change, self._changes)
         else:
             self.keepers[replica.id] = replica
-            prober = Prober(replica, self._headers, lambda replica: None)
+            # How it is matters to nobody any more: only what it keeps.
+            prober = Prober(replica, self._headers, lambda replica: None, None)
         self._probers[replica.id] = prober, asyncio.create_task(prober.run())
+
+    def _tell(self, before: Endpoint, now: Endpoint | None) -> None:
+        if now is None:
+            self._changes.tell_gone(before.id)
+        elif not now.takes_requests:
+            self._changes.tell(before.id, "takes no requests any more")
+        elif now.url != before.url:
+            self._changes.tell(before.id, f"has moved to {now.url}")
 
     def _remove(self, replica: Replica) -> None:
         _, task = self._probers.pop(replica.id)
@@ -182,7 +197,6 @@ class ReplicaPool:
         if self.keepers.pop(replica.id, None) is not None:
             replica.upstream.close()
             return
-        _log.info("replica %s takes no requests any more", replica.id)
         del self.replicas[replica.id]
         replica.health = "gone"
         self._on_change(replica)

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from pagelet.protocol.replica import ReplicaDescription
+from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.replica import Health, Replica
 from pagelet.router.upstream.client import ConnectFailed, UpstreamTimeout
 from pagelet.router.upstream.connection import Headers, UpstreamError
@@ -36,13 +37,18 @@ class Prober:
     """Keeps one replica's health, description and names up to date, until cancelled."""
 
     def __init__(
-        self, replica: Replica, headers: Headers, on_change: Callable[[Replica], None]
+        self,
+        replica: Replica,
+        headers: Headers,
+        on_change: Callable[[Replica], None],
+        changes: ChangeLog | None,
     ) -> None:
         """`headers` authorise the router. `on_change` is called after every change, also of what
-        the replica says about its speed."""
+        the replica says about its speed. Its health goes to `changes`."""
         self._replica = replica
         self._headers = headers
         self._on_change = on_change
+        self._changes = changes
         self._soon = asyncio.Event()
         self._foreign = False
         self._health_path = "/health"
@@ -89,9 +95,10 @@ class Prober:
             silent_since = began - (_SILENT_PROBES - 1) * _TIMEOUT
             replica.upstream.interrupt_silent(UpstreamTimeout("the replica is hung"), silent_since)
         if health != replica.health:
-            level = logging.INFO if health in ("ready", "draining") else logging.WARNING
-            _log.log(level, "replica %s is %s", replica.id, health)
             replica.health = health
+            if self._changes is not None:
+                level = logging.INFO if health in ("ready", "draining") else logging.WARNING
+                self._changes.tell(replica.id, f"is {health}", level)
         if before != (replica.health, replica.description, replica.model_names):
             self._on_change(replica)
 
