@@ -32,6 +32,9 @@ class NewRequestData(msgspec.Struct, array_like=True):
     pooling: PoolingParams | None = None
     """Where the last known token's step brings a vector in place of a sampled token."""
     lora: LoraAdapter | None = None
+    copied_blocks: Sequence[tuple[int, int]] = ()
+    """Blocks that other sequences have, and of `block_ids` those that begin as copies of them. The
+    pages are copied in the order of the step's requests, before it writes any."""
 
 
 class ScheduledRequest(msgspec.Struct, array_like=True):

@@ -7,8 +7,9 @@ block whose ref count falls to zero stays findable until its turn comes.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pagelet.engine.kv.continuations import Continuations
 from pagelet.engine.kv.residency import ResidencySampler
-from pagelet.protocol.block_hash import ExtraKey
+from pagelet.protocol.block_hash import ROOT, ExtraKey
 from pagelet.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 NULL_BLOCK_ID = 0
@@ -95,6 +96,8 @@ class BlockPool:
         self.free_queue = FreeBlockQueue(self.blocks[1:])
         self.num_usable = num_blocks - 1
         self._cached: list[dict[bytes, KVBlock]] = [{} for _ in range(num_groups)]
+        self.continuations = Continuations()
+        """Of the first group, which every block of another has its like in."""
         self.residency = ResidencySampler()
         self._record_events = record_events
         self._events: list[KVEvent] = []
@@ -138,6 +141,14 @@ class BlockPool:
             self.residency.hit(block.block_id)
             block.ref_count += 1
 
+    def refresh(self, blocks: Iterable[KVBlock]) -> None:
+        """Cached blocks were of use: those that have no user are evicted last."""
+        for block in blocks:
+            self.residency.hit(block.block_id)
+            if block.ref_count == 0:
+                self.free_queue.remove(block)
+                self.free_queue.append(block)
+
     def free(self, blocks: Iterable[KVBlock]) -> None:
         """Takes a user from each block. Give a request's blocks last first, so that the tail of a
         prefix is evicted before its head; a block that caches nothing is reused before all."""
@@ -168,11 +179,15 @@ class BlockPool:
         """Makes full blocks, whose KV is written, findable. A hash that is cached already keeps
         its first block. `extra_keys` are what entered each block's hash besides its tokens."""
         cached, stored = self._cached[group], 0
-        for block, block_hash in zip(blocks, hashes, strict=True):
+        for index, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
             if block is self.null_block or block.block_hash is not None or block_hash in cached:
                 continue
             block.block_hash, block.group = block_hash, group
             cached[block_hash] = block
+            if group == 0:
+                before = hashes[index - 1] if index else parent or ROOT
+                tokens = token_ids[index * block_size : (index + 1) * block_size]
+                self.continuations.add(block_hash, before, tokens)
             stored += 1
         if self._record_events and stored:
             self._events.append(
@@ -192,6 +207,8 @@ class BlockPool:
     def _evict(self, block: KVBlock) -> None:
         assert block.block_hash is not None
         del self._cached[block.group][block.block_hash]
+        if block.group == 0:
+            self.continuations.remove(block.block_hash)
         self.residency.evicted(block.block_id)
         if self._record_events:
             self._events.append(
@@ -205,6 +222,7 @@ class BlockPool:
             for block in cached.values():
                 block.block_hash = None
             cached.clear()
+        self.continuations.clear()
         if self._record_events:
             self._events.append(AllBlocksCleared())
 

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from pagelet.engine.kv.block_pool import BlockPool, KVBlock
 from pagelet.engine.kv.spec import KVLayout
 from pagelet.engine.scheduler.request import Request
+from pagelet.protocol.block_hash import ROOT, extra_keys_bytes
+
+LEAST_COPIED = 2
+"""Fewer tokens are computed as soon as a page is copied."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrefixHit:
-    """Cached blocks of a prefix, for each group, and how many tokens they hold."""
+    """Cached blocks of a prefix, for each group, and how many tokens there are of it."""
 
     blocks: list[list[KVBlock]]
     num_tokens: int
+    begun: Sequence[KVBlock] = ()
+    """For each group a block whose first tokens are the next ones of the prefix, beyond `blocks`:
+    the sequence gets a copy of it, to go on from there."""
 
 
 class KVCacheManager:
@@ -46,8 +53,8 @@ class KVCacheManager:
         return total
 
     def find_hit(self, request: Request) -> PrefixHit:
-        """The longest cached prefix of whole blocks, always short of the last token, since at least
-        one token must be computed to have logits."""
+        """The longest cached prefix, of whole blocks and of a block's first tokens, always short of
+        the last token, since at least one token must be computed to have logits."""
         empty = PrefixHit([[] for _ in self._windows], 0)
         if not self.enable_prefix_caching or request.needs_every_state:
             return empty
@@ -58,13 +65,33 @@ class KVCacheManager:
             found = length
             for group, window in enumerate(self._windows):
                 length = self._group_hit(group, window, hashes[:length])
-        if length == 0:
-            return empty
         blocks = [
             self._hit_blocks(group, window, hashes[:length])
             for group, window in enumerate(self._windows)
         ]
-        return PrefixHit(blocks, length * self.block_size)
+        begun, num_begun = self._begun_block(request, length)
+        return PrefixHit(blocks, length * self.block_size + num_begun, begun)
+
+    def _begun_block(self, request: Request, index: int) -> tuple[Sequence[KVBlock], int]:
+        """Cached blocks, one for each group, that begin as the request's block of this index does,
+        all blocks before it being cached; and for how many tokens. None if it is for few."""
+        start = index * self.block_size
+        token_ids = request.token_ids[
+            start : min(start + self.block_size, len(request.token_ids) - 1)
+        ]
+        if len(token_ids) < LEAST_COPIED:
+            return (), 0
+        parent = request.block_hashes[index - 1] if index else ROOT
+        extras = extra_keys_bytes(request.extra_keys.get(index, ()))
+        groups = range(self._num_groups)
+        for block_hash, count in self.pool.continuations.begin_with(parent, token_ids, extras):
+            if count < LEAST_COPIED:
+                break
+            found = [self.pool.lookup(group, block_hash) for group in groups]
+            blocks = [block for block in found if block is not None]
+            if len(blocks) == self._num_groups:
+                return blocks, count
+        return (), 0
 
     def _group_hit(self, group: int, window: int | None, hashes: Sequence[bytes]) -> int:
         lookup = self.pool.lookup
@@ -128,10 +155,19 @@ class KVCacheManager:
             return self._extend(request, wanted)
         for table in hit.blocks:
             self.pool.touch(block for block in table if block is not self.pool.null_block)
+        self.pool.refresh(hit.begun)
         request.blocks = [list(table) for table in hit.blocks]
         request.num_published_blocks = hit.num_tokens // self.block_size
         self._extend(request, wanted)
         return [[block.block_id for block in table] for table in request.blocks]
+
+    def copies(self, request: Request, hit: PrefixHit) -> list[tuple[int, int]]:
+        """Ids of the blocks that a hit's request goes on from, and of its own ones that have to be
+        made like them before a step writes to any block: the former may be others' by then."""
+        return [
+            (block.block_id, table[len(whole)].block_id)
+            for block, table, whole in zip(hit.begun, request.blocks, hit.blocks, strict=False)
+        ]
 
     def _extend(self, request: Request, wanted: list[int]) -> list[list[int]]:
         gained = []

@@ -20,7 +20,7 @@ from pagelet.engine.layers.context import ALONE
 from pagelet.engine.model_config import ModelConfig
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.inputs import StepInputs, build_inputs
-from pagelet.engine.runner.kv_pages import PageShape
+from pagelet.engine.runner.kv_pages import PageCopier, PageShape
 from pagelet.engine.runner.load_model import LoadedModel, Weights, load_model
 from pagelet.engine.runner.sampler import guess_tokens, raw_logits
 from pagelet.engine.runner.state import IntArray, RequestRows
@@ -107,6 +107,7 @@ class DraftModel:
         self._model = draft.loaded.model
         layers = range(self._model.config.num_layers)
         kv = draft.page.allocate(draft.layout, layers, num_blocks, self._model.placement.device)
+        self._copier = PageCopier(kv)
         self._forward = draft.loaded.bind(kv, 1, options, max_model_len)
         self._vocab_size = vocab_size
         self._rows = rows
@@ -193,6 +194,12 @@ class DraftModel:
         if len(behind) == 0:
             return num_computed
         return min(int(behind[0]) * size + int(num_read[behind[0]]), num_computed)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """As the model's own pages are, see `PageCopier`."""
+        self._copier.copy(pairs)
+        for source, target in pairs:
+            self._num_read[target] = self._num_read[source]
 
     def forget_written(self, inputs: StepInputs) -> None:
         """What the step wrote to its blocks are other tokens than those read there before."""

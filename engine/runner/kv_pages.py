@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -98,6 +99,21 @@ class PageShape:
         ]
         places = {layer: layout.place(layer) for layer in layers}
         return {layer: KVBinding(slots[slot], group) for layer, (group, slot) in places.items()}
+
+
+class PageCopier:
+    """Copies whole blocks of a cache, on this rank."""
+
+    def __init__(self, kv: Mapping[int, KVBinding]) -> None:
+        # Layers of several groups share a tensor, each block being one group's.
+        self._slots = list({id(binding.cache): binding.cache for binding in kv.values()}.values())
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Of each pair the first block's pages to the second one's. In order: a pair may write what
+        one before it read."""
+        for cache in self._slots:
+            for source, target in pairs:
+                cache[:, target].copy_(cache[:, source])
 
 
 def kv_layout(config: ModelConfig, shape: PageShape) -> KVLayout:

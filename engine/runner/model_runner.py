@@ -43,7 +43,7 @@ from pagelet.engine.runner.graphs import (
     make_graph_backend,
 )
 from pagelet.engine.runner.inputs import build_inputs
-from pagelet.engine.runner.kv_pages import PageShape, kv_dtype_name, kv_layout
+from pagelet.engine.runner.kv_pages import PageCopier, PageShape, kv_dtype_name, kv_layout
 from pagelet.engine.runner.load_model import Weights, load_model
 from pagelet.engine.runner.masks import MaskedRows, masked_rows
 from pagelet.engine.runner.memory import (
@@ -69,6 +69,7 @@ from pagelet.engine.runner.worst_step import (
 )
 from pagelet.engine.step import (
     MAX_DRAFT_TOKENS,
+    NewRequestData,
     RunnerInfo,
     RunnerOutput,
     SchedulerOutput,
@@ -209,6 +210,7 @@ class ModelRunner:
     def _use_cache(self, num_blocks: int) -> None:
         """Steps run on a new KV cache of so many blocks from now on, and without graphs."""
         self._kv = self._page.allocate(self.layout, self._layers, num_blocks, self.device)
+        self._copier = PageCopier(self._kv)
         self._eager_forward = self._forward = self._adapted_forward = self._loaded.bind(
             self._kv, len(self.layout.groups), self._options, self._max_model_len
         )
@@ -337,10 +339,19 @@ class ModelRunner:
         """Queues one step's operations on the device, after those of the steps before. `masks`
         waits for those of a plan with `constrained` requests."""
         self._rows.update(plan)
+        if plan.new_requests:
+            self._copy_blocks(plan.new_requests)
         if self._is_plain_decode(plan):
             assert self._plain_decode is not None
             return EndedStep(self._plain_decode.run(plan, masks))
         return self._queue(plan, masks)
+
+    def _copy_blocks(self, requests: Sequence[NewRequestData]) -> None:
+        pairs = [pair for data in requests for pair in data.copied_blocks]
+        if pairs:
+            self._copier.copy(pairs)
+            if self._draft is not None:
+                self._draft.copy_blocks(pairs)
 
     @torch.inference_mode()
     def _queue(self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None) -> LaunchedStep:

@@ -383,6 +383,7 @@ class Scheduler:
                     [[block.block_id for block in blocks] for blocks in request.blocks],
                     request.pooling,
                     request.lora,
+                    self.kv.copies(request, hit),
                 )
             )
             self._put(step, request, entry, is_prompt=True)

@@ -251,6 +251,31 @@ def test_no_mix_changes_an_answer(kind: str, numerics: str, work: dict[str, Any]
                 assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "numerics"), CASES)
+def test_a_block_that_begins_alike_is_copied(kind: str, numerics: str) -> None:
+    core = make_core(kind, numerics, 200)
+    size = core.kv.block_size
+    first = [2 + 7 * at % 60 for at in range(3 * size)]
+    prompts = [first, first, [*first[: 2 * size + 5], 70, 71], first[: size + 3], [*first, 70, 71]]
+    cached = [0, 3 * size - 1, 2 * size + 5, size + 2, 3 * size]
+    try:
+        for index, (prompt, hit) in enumerate(zip(prompts, cached, strict=True)):
+            wanted = {
+                "prompt": prompt,
+                "params": {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True},
+                "priority": 0,
+            }
+            core.add(make_request(kind, index, wanted))
+            outputs = []
+            while core.has_work:
+                outputs += core.step().outputs
+            assert outputs[0].num_cached_tokens == hit
+            expected = alone(kind, numerics, repr(wanted)).new_token_ids
+            assert joined(outputs).new_token_ids == expected
+    finally:
+        core.close()
+
+
 @pytest.mark.parametrize("kind", sorted(MODELS))
 def test_the_adapters_change_answers(kind: str) -> None:
     """Likewise."""

@@ -104,7 +104,6 @@ def test_hits_cover_what_was_generated_but_only_the_prompt_is_told() -> None:
         step = core.step()
     finally:
         core.close()
-    size = core.kv.block_size
     assert step.stats.prefix_cache_queries == 20 + 20
-    assert step.stats.prefix_cache_hits == (20 + 20 - 1) // size * size > 20
+    assert step.stats.prefix_cache_hits == 20 + 20 - 1
     assert step.outputs[0].num_cached_tokens == 20, "no more than the prompt has"

@@ -73,6 +73,9 @@ class KVOracleExecutor:
         assert plan.num_tokens == sum(entry.num_tokens for entry in plan.scheduled)
         assert len({entry.request_id for entry in plan.scheduled}) == len(plan.scheduled)
         results = []
+        for data in plan.new_requests:
+            for source, target in data.copied_blocks:
+                self._copy(source, target)
         # All writes of a step come before its reads, as in one forward pass over the batch.
         for entry in plan.scheduled:
             if entry.request_id in new:
@@ -134,6 +137,14 @@ class KVOracleExecutor:
         if wrong < count:
             proposed[wrong] = (proposed[wrong] + 1) % VOCAB
         return proposed
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self.block_size
+        for slots in self.slots:
+            for offset in range(size):
+                slots.pop(target * size + offset, None)
+                if (held := slots.get(source * size + offset)) is not None:
+                    slots[target * size + offset] = held
 
     def _slot(self, table: list[int], position: int) -> int:
         block = table[position // self.block_size]

@@ -204,7 +204,7 @@ def test_prefix_hit_is_counted_and_never_takes_the_whole_prompt() -> None:
     run(core)
     core.add(request(1, prompt, 1))
     (output,) = iter_outputs(core)
-    assert output.num_cached_tokens == 3 * BLOCK, "one block short: a token must be computed"
+    assert output.num_cached_tokens == 4 * BLOCK - 1, "one token must be computed"
 
 
 def iter_outputs(core: EngineCore) -> list[Any]:
@@ -244,7 +244,7 @@ def test_salt_separates_prefixes() -> None:
     for index, salt in enumerate(["a", "b", None, "a"]):
         core.add(request(index, prompt, 1, cache_salt=salt))
         (output,) = iter_outputs(core)
-        assert output.num_cached_tokens == (2 * BLOCK if index == 3 else 0)
+        assert output.num_cached_tokens == (3 * BLOCK - 1 if index == 3 else 0)
 
 
 def test_aborted_request_leaves_its_full_blocks_cached_and_frees_all() -> None:
@@ -255,7 +255,7 @@ def test_aborted_request_leaves_its_full_blocks_cached_and_frees_all() -> None:
     core.abort([0])
     assert core.kv.pool.num_free == core.kv.pool.num_usable
     core.add(request(1, prompt, 1))
-    assert iter_outputs(core)[0].num_cached_tokens == 4 * BLOCK
+    assert iter_outputs(core)[0].num_cached_tokens == 5 * BLOCK - 1
 
 
 def test_scarce_blocks_preempt_and_answers_stay_right() -> None:
