@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from pagelet.local import control
-from pagelet.local.control import Call, ControlError
+from pagelet.local.control import Call, ControlError, NotUnderstood
 from pagelet.local.rollout import Phase
 from pagelet.local.state_dir import Owner, StateDir
 from pagelet.local.status import ReplicaStatus, ServerStatus, Status
@@ -18,8 +17,9 @@ _PATIENCE = 3
 class NothingRuns(Exception):
     """There is no supervisor in this state directory."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"nothing runs (looked in {path}); start with: pagelet up -f FILE")
+    def __init__(self, state: StateDir) -> None:
+        start = state.command("up -f FILE")
+        super().__init__(f"nothing runs (looked in {state.path}); start with: {start}")
 
 
 class GivesUp(ControlError):
@@ -30,30 +30,28 @@ def owner_of(state: StateDir) -> Owner:
     """The supervisor that runs. Raises `NothingRuns`."""
     owner = state.owner()
     if owner is None:
-        raise NothingRuns(state.path)
+        raise NothingRuns(state)
     return owner
 
 
 def status(state: StateDir) -> Status:
     """How things are. Raises `NothingRuns` or `ControlError`."""
-    return control.call(owner_of(state).control, Call(command="status"), Status)
+    return _call(state, Call(command="status"))
 
 
 def apply(state: StateDir) -> Status:
     """Has the file read now. Raises `NothingRuns`, or `ControlError` with what is wrong in it."""
-    return control.call(owner_of(state).control, Call(command="apply"), Status)
+    return _call(state, Call(command="apply"))
 
 
 def scale(state: StateDir, pool: str, replicas: int) -> Status:
     """Sets a number of replicas by hand. Raises `NothingRuns` or `ControlError`."""
-    call = Call(command="scale", pool=pool, replicas=replicas)
-    return control.call(owner_of(state).control, call, Status)
+    return _call(state, Call(command="scale", pool=pool, replicas=replicas))
 
 
 def stop(state: StateDir, *, at_once: bool) -> None:
     """Ends everything, and returns when it has ended. Raises `NothingRuns` or `ControlError`."""
-    call = Call(command="stop", at_once=at_once)
-    control.call(owner_of(state).control, call, Status)
+    _call(state, Call(command="stop", at_once=at_once))
     wait_ended(state)
 
 
@@ -76,7 +74,8 @@ def wait_settled(state: StateDir, say: Callable[[str], None], pool: str | None =
         for replica in [replica for found in watched for replica in found.replicas]:
             if phases.get(replica.id) != replica.phase:
                 phases[replica.id] = replica.phase
-                say(f"{replica.id}: {replica.phase}")
+                why = f" ({replica.reason})" if replica.phase is Phase.BACKING_OFF else ""
+                say(f"{replica.id}: {replica.phase}{why}")
         if now.router.phase is Phase.READY and all(found.is_settled for found in watched):
             return now
         servers = [now.router, *(replica for found in watched for replica in found.replicas)]
@@ -92,6 +91,14 @@ def draining(state: StateDir, pool: str) -> list[ReplicaStatus]:
     `ControlError`."""
     pools = [found for found in status(state).pools if found.name == pool]
     return [r for found in pools for r in found.replicas if r.phase is Phase.DRAINING]
+
+
+def _call(state: StateDir, call: Call) -> Status:
+    try:
+        return control.call(owner_of(state).control, call, Status)
+    except NotUnderstood as error:
+        down = state.command("down")
+        raise ControlError(f"{error}; end it with that version's `{down}`") from None
 
 
 def _is_hopeless(server: ServerStatus) -> bool:

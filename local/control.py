@@ -15,6 +15,10 @@ class ControlError(Exception):
     """The supervisor did not do it; the message says why."""
 
 
+class NotUnderstood(ControlError):
+    """Its answer is none that this version knows."""
+
+
 class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a command wants."""
 
@@ -79,7 +83,6 @@ def call(path: str, call: Call, result_type: type[T]) -> T:
             raise ControlError(answer.error)
         return msgspec.json.decode(answer.result, type=result_type)
     except msgspec.MsgspecError as error:
-        raise ControlError(
-            "the supervisor is of another version of Pagelet, or ended meanwhile; end it with that "
-            f"version's `pagelet down` ({error})"
+        raise NotUnderstood(
+            f"the supervisor is of another version of Pagelet, or ended meanwhile ({error})"
         ) from None

@@ -8,6 +8,7 @@ path, as unix sockets need.
 import contextlib
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,12 @@ class StateDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
+
+    def command(self, words: str) -> str:
+        """A command of ours as it is to be typed to reach this directory."""
+        if self.path == default_state_dir():
+            return f"pagelet {words}"
+        return f"pagelet {words} --state-dir {shlex.quote(str(self.path))}"
 
     def create(self) -> None:
         """Makes it, for this user alone: logs may tell what is served."""

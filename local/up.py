@@ -158,14 +158,14 @@ def _apply(
     """Has the supervisor that runs take the file over."""
     if owner.file != str(options.file.resolve()):
         raise UpFailed(
-            f"{owner.file} runs here already; end it with `pagelet down`, or give this file a "
-            "--state-dir and a --port of its own"
+            f"{owner.file} runs here already; end it with `{state.command('down')}`, or give this "
+            "file a --state-dir and a --port of its own"
         )
     port = urlsplit(owner.url).port
     if options.host not in (None, owner.host) or options.port not in (None, 0, port):
         raise UpFailed(
             f"it listens on {owner.host}, port {port}, already; leave --host and --port out, or "
-            "end it with `pagelet down` first"
+            f"end it with `{state.command('down')}` first"
         )
     try:
         client.apply(state)
@@ -183,7 +183,8 @@ def _wait(state: StateDir, console: Console) -> int:
         client.wait_ended(state)
         raise UpFailed(str(error)) from None
     except (client.NothingRuns, ControlError) as error:
-        raise UpFailed(f"{error}\n(see `pagelet logs`; `pagelet down` ends it)") from None
+        logs, down = state.command("logs"), state.command("down")
+        raise UpFailed(f"{error}\n(see `{logs}`; `{down}` ends it)") from None
     for warning in status.warnings:
         console.print(f"Warning: {warning}", markup=False, soft_wrap=True)
     for pool in status.pools:

@@ -77,7 +77,7 @@ def logs(
     target, component = Target(namespace, context), "router" if router else "agent"
     pods = target.pods(name, component)
     if not pods:
-        raise KubectlFailed(f"{name} has no {component} yet: see kubectl pagelet status {name}")
+        raise KubectlFailed(f"{name} has no {component} yet: see {target.hint('status', name)}")
     container = "fetch-model" if loader else component
     if loader and not any(
         each["name"] == container for each in pods[0]["spec"].get("initContainers") or ()
@@ -103,7 +103,7 @@ def explain(
     target = Target(namespace, context)
     pods = [pod["metadata"]["name"] for pod in target.pods(name, "router")]
     if not pods:
-        raise KubectlFailed(f"{name} has no router yet: see kubectl pagelet status {name}")
+        raise KubectlFailed(f"{name} has no router yet: see {target.hint('status', name)}")
     environment = os.environ | ({} if api_key is None else {"PAGELET_API_KEY": api_key})
     for pod in pods:  # the one that had the request knows of it
         with forwarded(target, f"pod/{pod}", 8000) as port:
@@ -129,7 +129,7 @@ def doctor(name: Name, namespace: Namespace = None, context: Context = None) -> 
         if pod.get("status", {}).get("phase") == "Running"
     ]
     if not running:
-        raise KubectlFailed(f"no replica of {name} runs: see kubectl pagelet status {name}")
+        raise KubectlFailed(f"no replica of {name} runs: see {target.hint('status', name)}")
     # Its port is taken, by the server beside which it runs.
     command = ["exec", running[0], "--container=agent", "--", "pagelet", "doctor", "--port=8001"]
     raise typer.Exit(target.run(command))
@@ -149,7 +149,7 @@ def chat(
     target = Target(namespace, context)
     service = target.service(name)
     if not (service.get("status") or {}).get("endpoint"):
-        raise KubectlFailed(f"{name} has no endpoint yet: see kubectl pagelet status {name}")
+        raise KubectlFailed(f"{name} has no endpoint yet: see {target.hint('status', name)}")
     model = (service["spec"]["model"].get("servedNames") or [name])[0]
     port = service["spec"]["exposure"]["service"]["port"]
     with forwarded(target, f"service/{name}", port) as local:

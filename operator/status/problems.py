@@ -62,7 +62,7 @@ def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return Problem("Unschedulable", f"pod {name}: {condition.get('message')}")
     for container in _containers(status):
-        if (problem := _container_problem(name, container)) is not None:
+        if (problem := _container_problem(pod, container)) is not None:
             return problem
     for warning in reversed(list(warnings)):
         return Problem("CannotStart", f"pod {name}: {_short(warning)}")
@@ -93,7 +93,8 @@ def _containers(status: Object) -> Iterator[Object]:
     yield from status.get("containerStatuses") or ()
 
 
-def _container_problem(pod: str, container: Object) -> Problem | None:
+def _container_problem(of: Object, container: Object) -> Problem | None:
+    pod = of["metadata"]["name"]
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason"))
@@ -110,7 +111,8 @@ def _container_problem(pod: str, container: Object) -> Problem | None:
         return Problem("ModelUnavailable", f"pod {pod}: {words or 'the download failed'}")
     if last["exitCode"] in _REFUSED:
         return Problem("ConfigurationRefused", f"pod {pod}: {words}")
-    advice = words or f"see kubectl logs {pod} -c {container['name']} --previous"
+    where = f"{pod} -n {of['metadata']['namespace']} -c {container['name']}"
+    advice = words or f"see kubectl logs {where} --previous"
     return Problem("Crashing", f"pod {pod}: exit code {last['exitCode']}: {advice}")
 
 

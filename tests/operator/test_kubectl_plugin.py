@@ -114,7 +114,8 @@ async def test_a_service_that_no_operator_has_seen_is_told_of_and_points_to_its_
     ):
         result = await asyncio.to_thread(run, *command)
         assert result.returncode == 1
-        assert result.stderr.endswith("see kubectl pagelet status new\n"), result.stderr
+        hint = f"see kubectl pagelet status new --namespace={namespace}\n"
+        assert result.stderr.endswith(hint), result.stderr
 
 
 def test_a_cluster_without_pagelet_is_told_apart(plugin: dict[str, str], tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def deployment(
 
 def pod(component: str = "agent", **status: Any) -> Object:
     labels = {"pagelet.dev/component": component}
-    return {"metadata": {"name": f"{component}-1", "labels": labels}, "status": status}
+    metadata = {"name": f"{component}-1", "namespace": "team", "labels": labels}
+    return {"metadata": metadata, "status": status}
 
 
 def crashed(exit_code: int, message: str, *, name: str = "agent", **ended: Any) -> Object:
@@ -229,7 +230,11 @@ def test_scaled_to_zero() -> None:
             "ConfigurationRefused",
             "No such option: --older",
         ),
-        (crashed(1, ""), "Crashing", "exit code 1: see kubectl logs agent-1 -c agent --previous"),
+        (
+            crashed(1, ""),
+            "Crashing",
+            "exit code 1: see kubectl logs agent-1 -n team -c agent --previous",
+        ),
         (crashed(137, "", reason="OOMKilled"), "OutOfMemory", "raise resources.memory"),
         (
             crashed(78, "Error: hf://o/n: access is restricted", name="fetch-model"),
