@@ -33,8 +33,8 @@ class NewRequestData(msgspec.Struct, array_like=True):
     """Where the last known token's step brings a vector in place of a sampled token."""
     lora: LoraAdapter | None = None
     copied_blocks: Sequence[tuple[int, int]] = ()
-    """Blocks that other sequences have, and of `block_ids` those that begin as copies of them. The
-    pages are copied in the order of the step's requests, before it writes any."""
+    """Blocks that others have or had, and of `block_ids` those that begin as copies of them. All of
+    a step are read before it writes to any block."""
 
 
 class ScheduledRequest(msgspec.Struct, array_like=True):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from pagelet.engine.errors import ConfigurationError
@@ -11,6 +12,7 @@ from pagelet.engine.kv.spec import KVLayout, make_layout
 from pagelet.engine.layers.context import KVBinding
 from pagelet.engine.layers.tensor_parallel import kv_heads_per_rank
 from pagelet.engine.model_config import ModelConfig
+from pagelet.engine.runner.device import to_device
 from pagelet.kernels.cpu.memory import empty_bytes
 from pagelet.kernels.paged_attention import paged_attention
 from pagelet.kernels.paged_attention.pages import token_size
@@ -105,15 +107,22 @@ class PageCopier:
     """Copies whole blocks of a cache, on this rank."""
 
     def __init__(self, kv: Mapping[int, KVBinding]) -> None:
-        # Layers of several groups share a tensor, each block being one group's.
-        self._slots = list({id(binding.cache): binding.cache for binding in kv.values()}.values())
+        # Layers of several groups share a tensor, each block being one group's. As bytes, since
+        # not every type can be indexed on every device.
+        caches = {id(binding.cache): binding.cache for binding in kv.values()}
+        self._slots = [cache.view(torch.uint8) for cache in caches.values()]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Of each pair the first block's pages to the second one's. In order: a pair may write what
-        one before it read."""
-        for cache in self._slots:
-            for source, target in pairs:
+        """Of each pair the first block's pages to the second one's. All are read before any is
+        written."""
+        if len(pairs) == 1:
+            [(source, target)] = pairs
+            for cache in self._slots:
                 cache[:, target].copy_(cache[:, source])
+            return
+        sources, targets = to_device(np.array(pairs).T, self._slots[0].device)
+        for cache in self._slots:
+            cache.index_copy_(1, targets, cache.index_select(1, sources))
 
 
 def kv_layout(config: ModelConfig, shape: PageShape) -> KVLayout:

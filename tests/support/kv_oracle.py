@@ -73,9 +73,7 @@ class KVOracleExecutor:
         assert plan.num_tokens == sum(entry.num_tokens for entry in plan.scheduled)
         assert len({entry.request_id for entry in plan.scheduled}) == len(plan.scheduled)
         results = []
-        for data in plan.new_requests:
-            for source, target in data.copied_blocks:
-                self._copy(source, target)
+        self._copy([pair for data in plan.new_requests for pair in data.copied_blocks])
         # All writes of a step come before its reads, as in one forward pass over the batch.
         for entry in plan.scheduled:
             if entry.request_id in new:
@@ -138,13 +136,14 @@ class KVOracleExecutor:
             proposed[wrong] = (proposed[wrong] + 1) % VOCAB
         return proposed
 
-    def _copy(self, source: int, target: int) -> None:
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
         size = self.block_size
         for slots in self.slots:
-            for offset in range(size):
-                slots.pop(target * size + offset, None)
-                if (held := slots.get(source * size + offset)) is not None:
-                    slots[target * size + offset] = held
+            read = [
+                [slots.get(source * size + offset) for offset in range(size)] for source, _ in pairs
+            ]
+            for (_, target), held in zip(pairs, read, strict=True):
+                slots.update((target * size + offset, each) for offset, each in enumerate(held))
 
     def _slot(self, table: list[int], position: int) -> int:
         block = table[position // self.block_size]

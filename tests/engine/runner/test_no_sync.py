@@ -15,6 +15,7 @@ from pagelet.engine.runner import sampler as sampler_module
 from pagelet.engine.runner.device import to_device
 from pagelet.engine.runner.graphs import GraphForward
 from pagelet.engine.runner.inputs import build_inputs
+from pagelet.engine.runner.kv_pages import PageCopier, PageShape
 from pagelet.engine.runner.prompt_logprobs import prompt_logprobs
 from pagelet.engine.runner.sampler import raw_logits, sample_tokens
 from pagelet.engine.runner.state import RequestRows
@@ -134,6 +135,15 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "pageable memory": lambda x: torch.ones(3).to(GPU, non_blocking=True),
     "a written copy": lambda x: x.copy_(torch.ones(4, 5)),
 }
+
+
+@pytest.mark.parametrize("pairs", [[(1, 2)], [(1, 2), (3, 4)]], ids=["one", "several"])
+def test_copies_of_blocks(pairs: list[tuple[int, int]], watch: SyncWatch) -> None:
+    shape = PageShape(num_heads=2, block_size=4, token_size=8, dtype=torch.float8_e4m3fn)
+    copier = PageCopier(shape.allocate(make_layout([None], 1), range(1), 6, GPU))
+    watch.waits.clear()
+    copier.copy(pairs)
+    assert watch.waits == []
 
 
 @pytest.mark.parametrize("what", sorted(WAITS))
