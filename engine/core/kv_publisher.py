@@ -119,6 +119,7 @@ class KVEventPublisher:
         poller.register(self._wake_read, zmq.POLLIN)
         if self._router is not None:
             poller.register(self._router, zmq.POLLIN)
+        asked = False
         while True:
             closing = self._closing  # read before the queue is emptied, so that nothing is lost
             while self._queue:
@@ -129,11 +130,13 @@ class KVEventPublisher:
                 sequence += 1
             if closing:
                 break
+            if self._router is not None and asked:
+                # Once the queue is empty: a replay has all that was published before it.
+                _replay(self._router, kept)
             ready = dict(poller.poll())
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-            if self._router is not None and self._router in ready:
-                _replay(self._router, kept)
+            asked = self._router in ready
         self._context.destroy(linger=_LINGER_MS)
 
 
