@@ -100,7 +100,8 @@ class TenantDirectory:
             for key in entry.keys:
                 expires = None if key.expires is None else key.expires.timestamp()
                 keys[key.digest] = _Key(key.digest, tenant, expires)
-        self._keys, self.num_tenants, self.broken = keys, len(entries), False
+        # The keys last: by then, seen from another thread, all else is theirs.
+        self.num_tenants, self.broken, self._keys = len(entries), False, keys
         if keys:
             _log.info("read %d tenants with %d keys", len(entries), len(keys))
         else:

@@ -120,7 +120,7 @@ class Fleet:
         assert response.status_code == 200, response.text
         found = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         request_id = response.headers["x-request-id"]
-        told = httpx.get(f"{self.router.url}/v1/explain/{request_id}").json()
+        told = httpx.get(f"{self.router.url}/v1/explain/{request_id}", timeout=60).json()
         candidates = told["attempts"][-1]["candidates"]
         predicted = {self.names[each["replica_id"]]: each["hit_tokens"] for each in candidates}
         return predicted, self.names[response.headers["x-pagelet-replica"]], found

@@ -45,12 +45,12 @@ class Fleet:
         wait_for(lambda: self.state_count("ready") == 2)
 
     def state_count(self, state: str) -> int:
-        lines = httpx.get(f"{self.router.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.router.url}/metrics", timeout=60).text.splitlines()
         found = [line for line in lines if f'state="{state}"' in line]
         return sum(int(float(line.split()[-1])) for line in found)
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.router.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.router.url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -103,7 +103,7 @@ async def disturbed(fleet, receive, count, disturb):
 
 async def wait_until_generating(fleet, count):
     url = f"{fleet.replicas['a'].url}/metrics"
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         while True:
             text = (await client.get(url)).text
             running = [line for line in text.splitlines() if "num_requests_running{" in line]
@@ -145,7 +145,7 @@ def complete(url, prompt, post=httpx.post, **fields):
 
 def explained(fleet, response):
     request_id = response.headers["x-request-id"]
-    return httpx.get(f"{fleet.router.url}/v1/explain/{request_id}").json()
+    return httpx.get(f"{fleet.router.url}/v1/explain/{request_id}", timeout=60).json()
 
 
 NAMED_EVENTS = 12
@@ -222,7 +222,7 @@ def test_prompts_that_a_killed_replica_was_reading_are_read_by_another(fleet, st
         return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
     # With one client, which is there already, they come together.
-    with concurrent.futures.ThreadPoolExecutor(8) as threads, httpx.Client() as asking:
+    with concurrent.futures.ThreadPoolExecutor(8) as threads, httpx.Client(timeout=60) as asking:
         # Each is read anew: none of it is cached from before.
         jobs = [
             threads.submit(

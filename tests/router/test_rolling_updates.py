@@ -93,7 +93,7 @@ def test_rolling_updates_fail_no_request_and_lose_no_stream(tmp_path) -> None:
             for job in asking:
                 job.result()
             assert [fault for fault in faults if fault is not None] == []
-            text = httpx.get(f"{server.url}/metrics").text
+            text = httpx.get(f"{server.url}/metrics", timeout=60).text
             moved = [line for line in text.splitlines() if "_resumes_total{" in line]
             assert sum(float(line.split()[-1]) for line in moved) > 0, "no stream had to move"
     finally:

@@ -130,7 +130,7 @@ def client(server: Command, key: str = "none") -> openai.OpenAI:
 
 def metrics(server: Command) -> dict[str, float]:
     """Samples by name and labels, as the text has them."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
     samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in samples}
 

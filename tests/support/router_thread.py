@@ -25,7 +25,7 @@ def router_thread(
     urls = [] if replicas_file else list(replica_urls)
     config = RouterConfig(
         models=[ModelRoute(pools=[Pool(replicas=urls, replicas_file=replicas_file)])],
-        proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
+        proxy=ProxyOptions(health_interval=0.1, queue_timeout=60),
         api_keys_file=api_keys_file,
     )
     listener = socket.create_server(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ def router_thread(
         yield listener.getsockname()[1]
     finally:
         made[0].should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
         counters.close()
     assert not thread.is_alive()

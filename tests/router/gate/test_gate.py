@@ -91,7 +91,7 @@ def models(server, key):
 
 
 def test_no_key_a_wrong_key_and_a_revoked_key_get_401(gate, keys_file):
-    assert httpx.get(f"{gate.url}/v1/models").status_code == 401
+    assert httpx.get(f"{gate.url}/v1/models", timeout=60).status_code == 401
     with pytest.raises(openai.AuthenticationError) as wrong:
         models(gate, "pgl-wrong")
     assert wrong.value.code == "invalid_api_key"
@@ -106,7 +106,7 @@ def test_no_key_a_wrong_key_and_a_revoked_key_get_401(gate, keys_file):
             return True
         return False
 
-    wait_for(is_revoked, 30)
+    wait_for(is_revoked)
     assert models(gate, KEYS["a"])
 
 
@@ -260,14 +260,14 @@ def test_a_trace_goes_on_to_the_replica(gate):
         "a",
         extra_headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01", "X-Request-Id": "traced"},
     )
-    wait_for(lambda: f"trace_id={trace}" in gate.log, 10)
+    wait_for(lambda: f"trace_id={trace}" in gate.log)
 
 
 def test_no_key_and_no_prompt_is_in_the_logs(gate, backend):
     ask(gate, "a", f"secret {PROMPT}")
     with pytest.raises(openai.BadRequestError):
         ask(gate, "a", PROMPT, temperature=-3)
-    wait_for(lambda: "status=400" in gate.log, 10)
+    wait_for(lambda: "status=400" in gate.log)
     for server in (gate, backend):
         log = server.log
         assert SECRET_WORD not in log

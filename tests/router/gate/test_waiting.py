@@ -69,14 +69,14 @@ def test_requests_are_held_for_a_service_that_starts_from_zero(tmp_path, backend
         running(router(tmp_path / "log", config), "/health") as gate,
         ThreadPoolExecutor() as threads,
     ):
-        assert httpx.get(f"{gate.url}/ready").status_code == 200
+        assert httpx.get(f"{gate.url}/ready", timeout=60).status_code == 200
         for name in ("waiting_requests", "held_requests", "backlog_seconds", "capacity_answers"):
             assert gauge(gate, name) == 0
         assert metrics(gate)['pagelet_router_retries_total{model="sim"}'] == 0
         with client(gate) as asking:
             assert [model.id for model in asking.models.list()] == [MODEL]
         held = [threads.submit(ask, gate) for _ in range(2)]
-        wait_for(lambda: gauge(gate, "held_requests") == 2, 30)
+        wait_for(lambda: gauge(gate, "held_requests") == 2)
         assert gauge(gate, "waiting_requests") == 2
         assert gauge(gate, "waiting_prompt_tokens") > 0
         assert gauge(gate, "backlog_seconds") > 0
@@ -99,13 +99,13 @@ def test_a_request_that_waited_long_enough_gets_503(tmp_path):
         "proxy": {"queue_timeout": 0.2},
     }
     with running(router(tmp_path / "log", config), "/health") as gate:
-        assert httpx.get(f"{gate.url}/ready").status_code == 503
+        assert httpx.get(f"{gate.url}/ready", timeout=60).status_code == 503
         with pytest.raises(openai.InternalServerError) as late:
             ask(gate)
         assert late.value.status_code == 503
         assert late.value.code == "no_replica"
         assert int(late.value.response.headers["retry-after"]) >= 1
-        wait_for(lambda: gauge(gate, "waiting_requests") == 0, 30)
+        wait_for(lambda: gauge(gate, "waiting_requests") == 0)
 
 
 def test_a_client_that_goes_away_leaves_the_queue(tmp_path, backend):
@@ -121,10 +121,10 @@ def test_a_client_that_goes_away_leaves_the_queue(tmp_path, backend):
                 lines = (b"%b: %b" % header for header in request.headers.raw)
                 head = b"\r\n".join((b"POST %b HTTP/1.1" % answer.url.raw_path, *lines, b"", b""))
                 leaving.sendall(head + request.content)
-                wait_for(lambda: gauge(gate, "waiting_requests") == 1, 60)
-            wait_for(lambda: gauge(gate, "waiting_requests") == 0, 60)
+                wait_for(lambda: gauge(gate, "waiting_requests") == 1)
+            wait_for(lambda: gauge(gate, "waiting_requests") == 0)
             waiting = threads.submit(ask, gate)
-            wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
+            wait_for(lambda: gauge(gate, "waiting_requests") == 1)
             assert gauge(gate, "inflight_answers") == 1
         assert waiting.result().status_code == 200  # the stream's client is gone, too
 
@@ -144,7 +144,7 @@ def test_a_client_that_goes_away_pays_for_what_it_got(tmp_path, backend):
             for _ in range(40):
                 next(events)
             assert used() > LONG["max_tokens"] / 2
-        wait_for(lambda: gauge(gate, "inflight_answers") == 0, 30)
+        wait_for(lambda: gauge(gate, "inflight_answers") == 0)
         assert used() < LONG["max_tokens"] / 2
         generated = 'pagelet_router_generated_tokens_total{model="sim",tenant="anonymous"}'
         assert metrics(gate)[generated] > 15
@@ -175,10 +175,11 @@ def test_a_flood_of_one_tenant_delays_another_by_little(tmp_path, backend):
         complete(other)  # its client has all that it needs
         length = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
         flood = [threads.submit(ask, gate, keys["flood"], **length) for _ in range(14)]
-        wait_for(lambda: sum(told()) == 13, 60)
+        wait_for(lambda: sum(told()) == 13)
         _, before = told()
         complete(other, **length)
-        assert told()[1] - before <= 4, "it had to wait for all that came before it"
+        done = sum(request.done() for request in flood)
+        assert done - before <= 4, "it had to wait for all that came before it"
         assert all(request.result().status_code == 200 for request in flood)
 
 
@@ -191,15 +192,15 @@ def test_no_replica_is_given_more_than_its_bound_and_a_drain_takes_no_places(tmp
             "proxy": {"max_in_flight": 1},
         }
         with running(router(tmp_path / "log", config)) as gate:
-            wait_for(lambda: gauge(gate, "capacity_answers") == 2, 30)
+            wait_for(lambda: gauge(gate, "capacity_answers") == 2)
             with stream(gate) as one:
                 with stream(gate) as two:
                     served = [answer.headers["x-pagelet-replica"] for answer in (one, two)]
                     assert sorted(served) == sorted(by_url)
                     waiting = threads.submit(ask, gate)
-                    wait_for(lambda: gauge(gate, "waiting_requests") == 1, 30)
+                    wait_for(lambda: gauge(gate, "waiting_requests") == 1)
                 assert waiting.result().headers["x-pagelet-replica"] == served[1]
                 by_url[served[0]].signal(signal.SIGTERM)
                 ready = 'pagelet_router_replicas{model="sim",pool="default",state="ready"}'
-                wait_for(lambda: metrics(gate)[ready] == 1, 30)
+                wait_for(lambda: metrics(gate)[ready] == 1)
                 assert ask(gate).headers["x-pagelet-replica"] == served[1]

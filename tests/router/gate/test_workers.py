@@ -49,14 +49,14 @@ def test_limits_metrics_and_explanations_are_those_of_the_whole_router(gate):
     assert remaining[LIMIT - 1] <= came_back
 
     for number in (0, 1, 2, 3, LIMIT - 1):
-        told = httpx.get(f"{gate.url}/v1/explain/r-{number}", headers=HEADERS).json()
+        told = httpx.get(f"{gate.url}/v1/explain/r-{number}", headers=HEADERS, timeout=60).json()
         assert (told["request_id"], told["status"]) == (f"r-{number}", 200)
-    assert httpx.get(f"{gate.url}/v1/explain/none", headers=HEADERS).status_code == 404
+    assert httpx.get(f"{gate.url}/v1/explain/none", headers=HEADERS, timeout=60).status_code == 404
 
     found = metrics(gate)
     labels = 'model="sim",tenant="acme"'
     passed = statuses.count(200)
-    rows = httpx.get(f"{gate.url}/v1/usage", headers=HEADERS).json()["data"]
+    rows = httpx.get(f"{gate.url}/v1/usage", headers=HEADERS, timeout=60).json()["data"]
     assert {row["tenant"] for row in rows} == {"acme"}
     assert sum(row["requests"] for row in rows) == len(statuses)
     (used,) = (row for row in rows if row["model"] == MODEL)

@@ -15,8 +15,8 @@ from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
 from support.scripted_replica import ScriptedReplica, scripted
 
-QUICK = {"health_interval": 0.05, "queue_timeout": 3.0, "idle_timeout": 10.0}
-IMPATIENT = {"idle_timeout": 0.5}
+QUICK = {"health_interval": 0.05, "queue_timeout": 30.0, "idle_timeout": 30.0}
+IMPATIENT = {"idle_timeout": 1.0}
 """For replicas that fall silent."""
 
 
@@ -59,7 +59,7 @@ async def routing(config):
     server = HTTPServer(RouterApp(state))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.listening.wait()
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         try:
             yield state, client
         finally:

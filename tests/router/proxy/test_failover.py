@@ -281,7 +281,7 @@ async def test_a_client_that_has_said_all_gets_its_answer(routed, streams) -> No
         head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         writer.write_eof()
-        data = await asyncio.wait_for(reader.read(), 20)
+        data = await asyncio.wait_for(reader.read(), 60)
         assert data.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
         assert data.endswith(b"0\r\n\r\n" if streams else json.dumps(GOOD).encode())
         assert not streams or b"data: [DONE]\n\n" in data

@@ -16,7 +16,7 @@ from pagelet.router.states import States, follow_file
 from pagelet.router.tenants.counters import CounterTable
 from support.scripted_replica import ScriptedReplica, scripted
 
-PROXY = ProxyOptions(health_interval=0.05, queue_timeout=3.0)
+PROXY = ProxyOptions(health_interval=0.05, queue_timeout=30.0)
 
 
 def config(*pools):
@@ -43,7 +43,7 @@ async def serving(app):
     await server.listening.wait()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             yield client
     finally:
         server.should_exit = True

@@ -174,7 +174,7 @@ async def test_what_cannot_go_on_elsewhere_may_finish_where_it_is(routed, tmp_pa
     async with scripted(replicas):
         file.write_text(json.dumps([{"id": r.url, "url": r.url} for r in replicas]))
         models = [ModelRoute(pools=[Pool(replicas_file=str(file))])]
-        options = {"wait": False, "config": {"models": models}, "idle_timeout": 10.0}
+        options = {"wait": False, "config": {"models": models}, "idle_timeout": 30.0}
         async with routed(ScriptedReplica(), **options) as fleet:
             await fleet.wait_for(lambda: fleet.num_available == 2)
             body = {"model": "m", "stream": True, "input": "i"}

@@ -38,7 +38,7 @@ async def test_each_good_state_of_a_file_is_told_once(tmp_path, caplog) -> None:
         return await asyncio.wait_for(anext(sets), 60)
 
     async def complained(times):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while caplog.text.count("waiting for a good one") < times:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

@@ -40,7 +40,7 @@ async def test_a_source_that_fails_is_asked_again(monkeypatch, caplog) -> None:
     )
     pool.start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await enough.wait()
     finally:
         await pool.close()

@@ -105,10 +105,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def subscribed(engine: Engine, sink: Recorder) -> None:
-    """Publishes until something arrives by itself."""
+async def subscribed(engine: Engine, sink: Recorder, follower: KVEventsFollower) -> None:
+    """Publishes until something arrives by itself: from then on all that is published does."""
     number = 1 << 40
-    while not sink.blocks:
+    while follower.counts.batches == follower.counts.replayed:
         engine.store(number)
         number += 1
         await asyncio.sleep(0.05)
@@ -177,8 +177,8 @@ async def test_what_no_engine_publishes_is_passed_over(tmp_path: Path) -> None:
 
 async def test_events_follow_live(tmp_path: Path) -> None:
     engine, sink = Engine(tmp_path), Recorder()
-    async with following(engine, sink):
-        await subscribed(engine, sink)
+    async with following(engine, sink) as follower:
+        await subscribed(engine, sink, follower)
         for number in range(100):
             engine.store(number)
         engine.remove(7)
@@ -193,7 +193,7 @@ async def test_dropped_messages_are_replayed(
 ) -> None:
     engine, sink = Engine(tmp_path), Recorder()
     async with following(engine, sink) as follower:
-        await subscribed(engine, sink)
+        await subscribed(engine, sink, follower)
         resets = sink.resets
         _drop(engine.publisher, lambda number: number % 3 == 0, monkeypatch)
         for number in range(60):
@@ -236,17 +236,17 @@ async def until_lost(number: int, lost: list[bytes]) -> None:
 async def test_a_gap_beyond_the_replay_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_publisher, "REPLAY_BATCHES", 5)
+    monkeypatch.setattr(kv_publisher, "REPLAY_BATCHES", 100)
     engine, sink = Engine(tmp_path), Recorder()
     async with following(engine, sink) as follower:
-        await subscribed(engine, sink)
+        await subscribed(engine, sink, follower)
         lost = _drop(engine.publisher, lambda _: True, monkeypatch)
-        for number in range(20):
+        for number in range(120):
             engine.store(number)
-        await until_lost(19, lost)
+        await until_lost(119, lost)
         monkeypatch.undo()
-        engine.store(20)
-        last = {number.to_bytes(32, "big") for number in range(16, 21)}
+        engine.store(120)
+        last = {number.to_bytes(32, "big") for number in range(21, 121)}
         await until(lambda: sink.blocks == last, "not what the replay still has")
         assert follower.counts.resets == 1
 
@@ -269,8 +269,8 @@ async def test_without_a_replay_a_gap_drops_what_was_known(
 
 async def test_a_restarted_engine_starts_anew(tmp_path: Path) -> None:
     engine, sink = Engine(tmp_path), Recorder()
-    async with following(engine, sink):
-        await subscribed(engine, sink)
+    async with following(engine, sink) as follower:
+        await subscribed(engine, sink, follower)
         for number in range(10):
             engine.store(number)
         await in_step(engine, sink)
@@ -289,7 +289,7 @@ async def test_an_unreadable_batch_drops_what_was_known_and_the_next_counts(
 ) -> None:
     engine, sink = Engine(tmp_path), Recorder()
     async with following(engine, sink) as follower:
-        await subscribed(engine, sink)
+        await subscribed(engine, sink, follower)
         engine.publisher.publish([{"type": "Unknown"}])  # type: ignore[list-item]
         await until(lambda: not sink.blocks, "what the batch said is not known")
         engine.blocks.clear()
