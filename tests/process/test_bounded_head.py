@@ -66,7 +66,7 @@ async def exchange(port, *parts, pause=0.0):
         for part in parts:
             writer.write(part)
             await asyncio.sleep(pause)
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 60)
     except ConnectionResetError:
         return b""
     finally:
@@ -183,9 +183,9 @@ async def test_a_head_that_nothing_follows_yet_waits_for_nobody() -> None:
     async with answering(app) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         sees.set()
-        assert await asyncio.wait_for(reader.read(), 20) == b"3\r\none\r\n0\r\n\r\n"
+        assert await asyncio.wait_for(reader.read(), 60) == b"3\r\none\r\n0\r\n\r\n"
         writer.close()
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
 

@@ -63,7 +63,7 @@ def test_reports_that_it_serves(start: Callable[..., ChildProcess]) -> None:
 
 def test_says_why_it_cannot_work(start: Callable[..., ChildProcess]) -> None:
     child = start(do="fail")
-    assert child.wait(30) == EXIT_CONFIGURATION
+    assert child.wait(60) == EXIT_CONFIGURATION
     assert child.failure == "block_size 7 is not one of 8, 16, 32"
     assert child.serving is None
 
@@ -77,7 +77,7 @@ def test_ends_when_the_parent_lets_go(start: Callable[..., ChildProcess]) -> Non
     child = start(do="ignore signals")
     wait_for(lambda: child.serving == "a model")
     child.close()
-    assert child.wait(30) != 0
+    assert child.wait(60) != 0
 
 
 def test_sigusr1_prints_stacks_and_the_child_lives_on(

@@ -55,7 +55,7 @@ class App:
         await send({"type": "http.response.body", "body": b"last"})
 
     async def until_gone(self, *paths):
-        async with self.changed, asyncio.timeout(20):
+        async with self.changed, asyncio.timeout(60):
             await self.changed.wait_for(lambda: self.gone == {*paths})
 
 

@@ -51,7 +51,7 @@ def port():
     server = servers.get()
     yield listener.getsockname()[1]
     server.should_exit = True
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -91,7 +91,7 @@ def test_an_offer_changes_nothing(port, asked, data) -> None:
             await writer.drain()
             await asyncio.sleep(0.001)
         answers = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in asked:
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 OK"), head

@@ -4,12 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 
 from pagelet.process import proc
+from support.processes import is_alive, wait_for
 
 CHILD = """
 import sys, time
@@ -28,18 +27,11 @@ time.sleep(60)
 """
 
 
-def wait_gone(pid):
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
-
-
 def test_the_child_dies_when_its_parent_is_killed():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         child_pid = int(parent.stdout.readline())
         parent.kill()
-    wait_gone(child_pid)
+    wait_for(lambda: not is_alive(child_pid))
 
 
 def test_a_child_whose_parent_is_already_gone_exits_at_once():
@@ -54,7 +46,7 @@ def test_kill_group_ends_grandchildren_and_may_be_repeated():
     ) as parent:
         child_pid = int(parent.stdout.readline())
         proc.kill_group(parent.pid)
-    wait_gone(child_pid)
+    wait_for(lambda: not is_alive(child_pid))
     proc.kill_group(parent.pid)
 
 
