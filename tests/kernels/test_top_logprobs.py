@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from pagelet.kernels.top_logprobs import cpu, reference, top_logprobs
 
-MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @MANY

@@ -193,7 +193,7 @@ def mutations(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 @settings(
     max_examples=500,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(changes=mutations())
 def test_mutated_files_are_read_or_refused_never_worse(

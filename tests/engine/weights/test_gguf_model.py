@@ -268,7 +268,7 @@ KEYS = st.sampled_from(
 
 @settings(
     max_examples=200,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     name=st.sampled_from(["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"]),

@@ -20,7 +20,10 @@ from pagelet.kernels.paged_attention.pages import token_size
 from support.attention_batch import NAN, Batch
 
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
-MANY = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 # Activations and cache. bf16 keys are multiplied by queries rounded to bf16.
 DTYPES = {
     (F32, F32): {"atol": 5e-6, "rtol": 5e-6},

@@ -47,7 +47,10 @@ def buffers(
     st.sampled_from([1, 3, 16]),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_equals_the_reference(
     tier: str, requests: list[tuple[int, int]], num_groups: int, block_size: int, seed: int
 ) -> None:

@@ -54,7 +54,10 @@ def guard_is_intact(whole: torch.Tensor, part: torch.Tensor) -> bool:
     accumulate=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_equals_the_definition(
     tier: str,
     format_: LinearFormat,

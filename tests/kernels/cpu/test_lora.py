@@ -16,7 +16,10 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(layer=layers(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_equals_the_definition(tier: str, dtype: torch.dtype, layer: tuple, seed: int) -> None:
     in_size, parts, rows, adapters, of_rows = layer
     generator, groups = make_adapters(in_size, parts, adapters, of_rows, seed)
@@ -47,7 +50,10 @@ def test_equals_the_definition(tier: str, dtype: torch.dtype, layer: tuple, seed
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(layer=layers(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_rows_bits_are_its_own(tier: str, dtype: torch.dtype, layer: tuple, seed: int) -> None:
     in_size, parts, rows, adapters, of_rows = layer
     generator, groups = make_adapters(in_size, parts, adapters, of_rows, seed)

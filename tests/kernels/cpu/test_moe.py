@@ -49,7 +49,10 @@ def expected_of(
     *(st.integers(0, 40), st.integers(1, 9), st.integers(1, 140), st.integers(1, 70)),
     *(st.booleans(), st.data(), st.integers(0, 2**32 - 1)),
 )
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_equals_the_definition(
     tier: str,
     dtype: torch.dtype,

@@ -23,7 +23,10 @@ from pagelet.kernels.rotary.cpu import record_rotary_kv_write
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 SEEDS = st.integers(0, 2**32 - 1)
-MANY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:

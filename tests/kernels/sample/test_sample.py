@@ -94,7 +94,10 @@ def test_batched_equals_the_reference(seed, rows, vocab, dtype, used):
     assert torch.equal(logits, before)
 
 
-MANY = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=80,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @MANY
