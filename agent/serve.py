@@ -2,7 +2,7 @@
 
 Serves HTTP on the inherited listening socket. It answers at once, `/ready` with 503 until an
 engine core is there. SIGTERM makes it refuse new requests, wait for those that run, and exit with
-code 0; with code 1 if some of them had to be cut off.
+code 0; with code 1 if some of them had to be cut off. `CUT_OFF` ends them with an error at once.
 """
 
 import argparse
@@ -29,9 +29,11 @@ from pagelet.engine.weights.load_config import load_model_config
 from pagelet.process.child import ParentLink
 from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
+from pagelet.process.signals import CUT_OFF
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
+_CUT_OFF_WORDS = "the server shut down before the answer was finished"
 log = logging.getLogger("pagelet.agent.serve")
 
 
@@ -53,7 +55,12 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
             drains.append(loop.create_task(_drain(app.state.server, settings.drain_timeout)))
             drains[0].add_done_callback(lambda task: setattr(server, "should_exit", True))
 
+    def cut_off() -> None:
+        begin_drain()
+        llm.break_off(_CUT_OFF_WORDS)
+
     loop.add_signal_handler(signal.SIGTERM, begin_drain)
+    loop.add_signal_handler(CUT_OFF, cut_off)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.collect()
     gc.freeze()  # modules and tokenizer live as long as the process: never scan them again
@@ -102,7 +109,7 @@ async def _drain(server: Server, most_seconds: float) -> bool:
             server.open_requests,
             most_seconds,
         )
-        server.llm.break_off("the server shut down before the answer was finished")
+        server.llm.break_off(_CUT_OFF_WORDS)
         return False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(ends):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pagelet.local.log_files import RotatingLog
 from pagelet.process.proc import kill_group
+from pagelet.process.signals import CUT_OFF
 
 _PIPE_BYTES = 64 << 10
 _LAST_WORDS_SECONDS = 1.0
@@ -63,6 +64,12 @@ class Command:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
+
+    def cut_off(self) -> None:
+        """Asks it to end at once, and to tell its clients."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(CUT_OFF)
 
     def kill(self) -> None:
         """Ends it at once; its own children end with it."""

@@ -183,10 +183,10 @@ class Pools:
         for replica in self._replicas:
             replica.drain()
 
-    def kill(self) -> None:
-        """Ends every replica at once."""
+    def cut_off(self, seconds: float) -> None:
+        """Ends every replica at once; clients of theirs are told, for which they have so long."""
         for replica in self._replicas:
-            replica.kill()
+            replica.cut_off(seconds)
 
     async def wait_ended(self) -> None:
         """Until every replica has ended."""

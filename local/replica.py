@@ -4,6 +4,8 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from pagelet.local import probe
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.probe import Load, Sampler
@@ -13,9 +15,11 @@ from pagelet.local.status import ReplicaStatus
 from pagelet.local.wanted import PoolSpec
 from pagelet.protocol.inference_service.commands import agent_arguments
 from pagelet.protocol.inference_service.options import in_fields
+from pagelet.protocol.openai.errors import ErrorResponse
 
 HOST = "127.0.0.1"
 _STAGE = re.compile(r"\[supervisor\] engine core 0: ([^=]+?)(?: \d+%)?$")
+_TROUBLE = re.compile(r" ERROR \[supervisor\] (.+)$")
 _KNOWN_SECONDS = 1.5
 """How long after it is ready the router surely sends requests, so that others may go."""
 
@@ -83,6 +87,10 @@ class Replica(Server):
         if answer is not None and answer[0] == 200:
             self.load = self._sampler.take(answer[1])
 
+    def why_not_ready(self, body: str) -> str:
+        """What its supervisor said of it last, or else what it answers."""
+        return _last(_TROUBLE, self.last_lines) or _message(body)
+
     def explain(self, words: str) -> str:
         """With fields of the file in place of options of `pagelet serve`."""
         return in_fields(words, self._spec.service, self._spec.revision.name)
@@ -108,7 +116,7 @@ class Replica(Server):
             restarts=self.restarts,
             reason=self.reason,
             is_current=self.fingerprint == fingerprint,
-            stage=_stage(self.last_lines) if self.phase is Phase.STARTING else "",
+            stage=_last(_STAGE, self.last_lines) if self.phase is Phase.STARTING else "",
             load=self._current_load,
         )
 
@@ -122,10 +130,17 @@ class Replica(Server):
         self._holder.close()
 
 
-def _stage(lines: Sequence[str]) -> str:
-    """Of `[supervisor] engine core 0: loading weights`, as a server's log has it."""
-    found = (_STAGE.search(line) for line in reversed(lines))
+def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
+    """What it found last in a server's log; empty if nothing."""
+    found = (pattern.search(line) for line in reversed(lines))
     return next((match[1] for match in found if match), "")
+
+
+def _message(body: str) -> str:
+    try:
+        return msgspec.json.decode(body, type=ErrorResponse).error.message
+    except msgspec.MsgspecError:
+        return ""
 
 
 def _environment(spec: PoolSpec, gpus: Sequence[str]) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from pagelet.local import probe
 from pagelet.local.command import Command
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
-from pagelet.process.backoff import CrashBackoff
+from pagelet.process.backoff import CrashBackoff, starting_again
 from pagelet.process.proc import describe_exit
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION, EXIT_USAGE
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """Call `begin`, and in the end `drain` or `kill`; then `ended` will be set."""
+    """Call `begin`, and in the end `drain`, `cut_off` or `kill`; then `ended` will be set."""
 
     ready_path = "/ready"
 
@@ -47,7 +47,7 @@ class Server:
         self.port = port
         self.phase = Phase.STARTING
         self.reason = ""
-        """Why it is not ready, in its own last words."""
+        """Why it is not ready, in its own last words; empty until something went wrong."""
         self.restarts = 0
         self.ended = asyncio.Event()
         self._arguments = list(arguments)
@@ -75,7 +75,7 @@ class Server:
 
     @property
     def last_lines(self) -> list[str]:
-        """What the process that runs wrote last."""
+        """What the process that runs wrote last, since it was ready if it was."""
         return self._output.tail
 
     @property
@@ -98,8 +98,17 @@ class Server:
             loop.call_later(notice_seconds, self._command.terminate)
             loop.call_later(notice_seconds + self._drain_seconds + _KILL_MARGIN_SECONDS, self.kill)
 
+    def cut_off(self, seconds: float) -> None:
+        """Ends it at once, for good, once it has told its clients, for which it has so long."""
+        self._stopping.set()
+        if self._command is not None and self.has_served:
+            self._command.cut_off()
+            asyncio.get_running_loop().call_later(seconds, self.kill)
+        else:
+            self.kill()
+
     def kill(self) -> None:
-        """Ends it at once, for good."""
+        """Ends it at once, for good, with nothing said."""
         self._stopping.set()
         if self._command is not None:
             self._command.kill()
@@ -107,6 +116,11 @@ class Server:
     def is_ready(self, status: int) -> bool:
         """Whether it serves, by the status of its answer at `ready_path`."""
         return status == 200
+
+    def why_not_ready(self, body: str) -> str:
+        """Why it serves no more while its process lives, by its answer at `ready_path` and by
+        `last_lines`; empty if nothing tells."""
+        return ""
 
     def explain(self, words: str) -> str:
         """Its last words, as whoever wrote the file understands them."""
@@ -121,8 +135,7 @@ class Server:
                 try:
                     returncode = await self._live_once()
                 except OSError as error:  # no memory, process or file is left for it
-                    self.reason = f"cannot be started: {error.strerror or error}"
-                    await self._back_off(self.reason)
+                    await self._back_off(f"cannot be started: {error.strerror or error}")
                     continue
                 if self._stopping.is_set():
                     words = "drained" if returncode == 0 else describe_exit(returncode)
@@ -158,8 +171,8 @@ class Server:
         ended = describe_exit(returncode)
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         last_words = self.explain(last_line.removeprefix("Error: ")) if returncode > 0 else ""
-        self.reason = last_words or ended
         if returncode in (EXIT_CONFIGURATION, EXIT_USAGE):
+            self.reason = last_words or ended
             log.error("%s: cannot work: %s", self.name, self.reason)
             self._set_phase(Phase.FAILED)
             await self._stopping.wait()
@@ -170,10 +183,8 @@ class Server:
     async def _back_off(self, what: str) -> None:
         """Waits for longer and longer, or until it is to stop; `what` happened to it."""
         delay = self._backoff.record_failure(self.ready_seconds)
-        log.error(
-            "%s: %s; starting it again in %g s (failure %d in a row)",
-            *(self.name, what, delay, self._backoff.failures),
-        )
+        self.reason = f"{what}; {starting_again(delay, self._backoff.failures)}"
+        log.error("%s: %s", self.name, self.reason)
         self._set_phase(Phase.BACKING_OFF)
         try:
             await asyncio.wait_for(self._stopping.wait(), delay)
@@ -188,7 +199,7 @@ class Server:
             now = time.monotonic()
             if answer is not None:
                 last_answer = now
-                self._note(self.is_ready(answer[0]), now - began)
+                self._note(*answer, now - began)
             if self._ready_since is None and now - began > self._startup_seconds:
                 log.error("%s: not ready after %g s: killed", self.name, self._startup_seconds)
                 command.kill()
@@ -201,11 +212,13 @@ class Server:
                 await self.look()
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _note(self, ready: bool, seconds: float) -> None:
+    def _note(self, status: int, body: str, seconds: float) -> None:
         if self._stopping.is_set():
             return
+        ready = self.is_ready(status)
         if ready and self.phase is not Phase.READY:
             self.reason = ""
+            self._output.forget()  # what it said until now explains nothing that comes later
             if self._ready_since is None:
                 self._ready_since = time.monotonic()
                 log.info("%s: ready after %.1f s", self.name, seconds)
@@ -215,6 +228,8 @@ class Server:
         elif not ready and self.phase is Phase.READY:
             log.warning("%s: not ready any more", self.name)
             self._set_phase(Phase.STARTING)
+        if not ready and self._ready_since is not None:
+            self.reason = self.why_not_ready(body) or self.reason
 
     def _set_phase(self, phase: Phase) -> None:
         if phase is not self.phase:

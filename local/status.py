@@ -5,6 +5,8 @@ import msgspec
 from pagelet.local.probe import Load
 from pagelet.local.rollout import Phase
 
+_TROUBLED = (Phase.FAILED, Phase.BACKING_OFF, Phase.STARTING)
+
 
 class ServerStatus(msgspec.Struct, kw_only=True):
     """One process: the router or a replica."""
@@ -16,7 +18,7 @@ class ServerStatus(msgspec.Struct, kw_only=True):
     port: int
     restarts: int
     reason: str = ""
-    """Why it is not ready, if it is not just starting."""
+    """Why it is not ready, if it is not starting for the first time."""
 
 
 class ReplicaStatus(ServerStatus, kw_only=True):
@@ -85,11 +87,11 @@ class Status(msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> list[str]:
-        """What does not get up, and why."""
+        """What is not ready, or not again yet, and why."""
         servers: list[ServerStatus] = [self.router]
         servers += [replica for pool in self.pools for replica in pool.replicas]
         return [
             f"{server.id}: {server.reason}"
             for server in servers
-            if server.phase in (Phase.FAILED, Phase.BACKING_OFF)
+            if server.reason and server.phase in _TROUBLED
         ]

@@ -22,6 +22,7 @@ from pagelet.local.status import Status
 from pagelet.local.wanted import MOST_REPLICAS, Wanted, read_wanted
 from pagelet.process.atomic import write_atomically
 from pagelet.process.runtime_dir import RuntimeDir
+from pagelet.process.signals import CUT_OFF, CUT_OFF_SECONDS
 from pagelet.process.watched import WatchedPath
 from pagelet.protocol.inference_service.load import InvalidServices
 from pagelet.protocol.router import RouterConfig
@@ -77,6 +78,7 @@ class Supervisor:
             self._pools.scale(pool, count)
         self._stop_began: float | None = None
         self._exit_code = 0
+        self._is_cut_off = False
         self._has_served = False
         self._warned: list[str] = []
         self.failures: list[str] = []
@@ -88,7 +90,7 @@ class Supervisor:
         number if it was cut short by a second one, 1 if nothing could work from the start (see
         `failures`)."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, CUT_OFF):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._handle_signal, number)
         self._router = Router(
@@ -196,23 +198,34 @@ class Supervisor:
         return config
 
     def _handle_signal(self, number: int) -> None:
-        if self._stop_began is None:
+        if number != CUT_OFF and self._stop_began is None:
             self._stop()  # whoever reads of it may count the time to the next signal from then
             log.info("draining; once more to stop at once")
-        elif time.monotonic() - self._stop_began >= _SAME_REQUEST_SECONDS:
+        elif number == CUT_OFF or self._seconds_ending >= _SAME_REQUEST_SECONDS:
             log.warning("stopping at once")
             self._exit_code = 128 + number
-            self._kill()
+            self._cut_off()
+
+    @property
+    def _seconds_ending(self) -> float:
+        return 0.0 if self._stop_began is None else time.monotonic() - self._stop_began
 
     def _stop(self) -> None:
         if self._stop_began is None:
             self._stop_began = time.monotonic()
             self._wake.set()
 
-    def _kill(self) -> None:
+    def _cut_off(self) -> None:
+        """Ends all within `CUT_OFF_SECONDS`: the router first, which tells its clients; then, or
+        after half of them, the replicas."""
         self._stop()
-        self._router.kill()
-        self._pools.kill()
+        self._is_cut_off = True
+        self._router.cut_off(CUT_OFF_SECONDS)
+        if self._router.ended.is_set():
+            self._pools.cut_off(CUT_OFF_SECONDS)
+        else:
+            half = CUT_OFF_SECONDS / 2
+            asyncio.get_running_loop().call_later(half, self._pools.cut_off, half)
 
     async def _end(self) -> None:
         """The router first: its streams need the replicas."""
@@ -220,7 +233,10 @@ class Supervisor:
         self._router.drain()
         await self._router.ended.wait()
         self._listener.close()
-        self._pools.drain()
+        if self._is_cut_off:
+            self._pools.cut_off(CUT_OFF_SECONDS / 2)
+        else:
+            self._pools.drain()
         await self._pools.wait_ended()
         showing.cancel()
 
@@ -242,7 +258,7 @@ class Supervisor:
                 self._scale(call)
             case "stop":
                 if call.at_once:
-                    self._kill()
+                    self._cut_off()
                 else:
                     self._stop()
         return self.status()

@@ -7,6 +7,11 @@ _MAX_FAILURES_BEFORE_HEALTH = 5
 _MAX_FAILURES = 10
 
 
+def starting_again(seconds: float, failures: int) -> str:
+    """What is done about a failure, for logs, which is where `pagelet ps` has it from."""
+    return f"starting it again in {seconds:g} s (failure {failures} in a row)"
+
+
 class CrashBackoff:
     """Delays double from 0.5 s to 30 s, and start anew after a run of 60 s in good health."""
 

@@ -55,6 +55,11 @@ class HTTPServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
+    def cut_off(self) -> None:
+        """Cancels all requests that run, which are to end with an error in words."""
+        for task in list(self.server_state.tasks):
+            task.cancel()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Captures none."""

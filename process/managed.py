@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from pagelet.process.backoff import CrashBackoff
+from pagelet.process.backoff import CrashBackoff, starting_again
 from pagelet.process.child import ChildProcess
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ class Managed:
                 raise CannotStart(
                     f"{self.name} cannot be started: {error}, {self.failures} times in a row"
                 ) from None
-            log.error("%s cannot be started: %s; trying again in %g s", self.name, error, delay)
+            again = starting_again(delay, self.failures)
+            log.error("%s cannot be started: %s; %s", self.name, error, again)
 
     def is_ready(self) -> bool:
         """Whether it serves; remembers since when."""

@@ -5,8 +5,14 @@ import os
 import select
 import signal
 from types import FrameType, TracebackType
+from typing import Final
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+CUT_OFF: Final = signal.SIGQUIT
+"""To a supervisor, and from it to what answers requests: end at once, as a second SIGTERM asks for,
+but let clients be told."""
+CUT_OFF_SECONDS: Final = 1.0
+"""For telling them; what is left then is killed."""
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, CUT_OFF)
 
 
 class SignalQueue:

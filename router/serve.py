@@ -2,7 +2,8 @@
 
 `DRAIN_SIGNAL` makes it refuse new requests, wait for those that run, and exit with code 0; with
 code 1 if some of them had to be cut off. SIGTERM does the same to the only worker; one of several
-leaves new connections to the others instead, and refuses nothing.
+leaves new connections to the others instead, and refuses nothing. `CUT_OFF` ends requests with an
+error at once.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import uvloop
 from pagelet.process.child import ParentLink
 from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
+from pagelet.process.signals import CUT_OFF
 from pagelet.router.http.app import RouterApp
 from pagelet.router.launch import DRAIN_SIGNAL, WorkerLaunch
 from pagelet.router.siblings import Siblings
@@ -90,7 +92,12 @@ async def serve(
         if launch.settings.config_file is not None:
             await follow_file(app.states, Path(launch.settings.config_file), counters)
 
+    def cut_off() -> None:
+        begin_drain()
+        server.cut_off()
+
     loop.add_signal_handler(DRAIN_SIGNAL, begin_drain)
+    loop.add_signal_handler(CUT_OFF, cut_off)
     has_others = launch.settings.workers > 1
     loop.add_signal_handler(signal.SIGTERM, (lambda: begin(leave)) if has_others else begin_drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides

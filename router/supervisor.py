@@ -9,18 +9,20 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from pagelet.process.backoff import starting_again
 from pagelet.process.listener import ListenError, bind, inherit, url
 from pagelet.process.logs import configure_logging, fail
 from pagelet.process.managed import CannotStart, Managed
 from pagelet.process.open_files import raise_open_file_limit
 from pagelet.process.proc import describe_exit
-from pagelet.process.signals import SignalQueue
+from pagelet.process.signals import CUT_OFF, CUT_OFF_SECONDS, SignalQueue
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 from pagelet.protocol.router import RouterConfig
 from pagelet.router.launch import DRAIN_SIGNAL, RouterSettings, WorkerLaunch, launch_worker
 from pagelet.router.tenants.counters import create_counters
 
 _TICK_SECONDS: Final = 0.5
+_CUT_OFF_TICK_SECONDS: Final = 0.1
 _DRAIN_MARGIN_SECONDS: Final = 10.0
 _SAME_REQUEST_SECONDS: Final = 0.5
 """A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
@@ -80,6 +82,8 @@ class _Supervisor:
         self._url = url
         self._announced = False
         self._drain_began: float | None = None
+        self._kill_at: float | None = None
+        self._is_cut_off = False
         self._exit_code = 0
 
     def run(self) -> int:
@@ -88,7 +92,8 @@ class _Supervisor:
                 for worker in self._workers:
                     worker.start()
                 while self._drain_began is None or any(w.process for w in self._workers):
-                    for number in signals.wait(_TICK_SECONDS):
+                    seconds = _CUT_OFF_TICK_SECONDS if self._is_cut_off else _TICK_SECONDS
+                    for number in signals.wait(seconds):
                         self._handle_signal(number)
                     self._reap()
                     self._tick()
@@ -100,21 +105,35 @@ class _Supervisor:
         return self._exit_code
 
     def _handle_signal(self, number: int) -> None:
-        if number not in (signal.SIGTERM, signal.SIGINT):
-            return
         name, now = signal.Signals(number).name, time.monotonic()
-        if self._drain_began is None:
+        if number == CUT_OFF:
+            self._cut_off(name, number)
+        elif number not in (signal.SIGTERM, signal.SIGINT):
+            return
+        elif self._drain_began is None:
             seconds = self._drain_timeout
             log.info("%s: draining, for at most %g s; again to stop at once", name, seconds)
-            self._drain_began = now
-            for worker in self._workers:
-                worker.restart_at = None
-                worker.terminate(DRAIN_SIGNAL)
+            self._end_with(DRAIN_SIGNAL, now + seconds + _DRAIN_MARGIN_SECONDS)
         elif now - self._drain_began >= _SAME_REQUEST_SECONDS:
-            log.warning("%s again: stopping at once", name)
-            self._exit_code = 128 + number
-            for worker in self._workers:
+            self._cut_off(f"{name} again", number)
+
+    def _cut_off(self, what: str, number: int) -> None:
+        if self._is_cut_off:
+            return
+        log.warning("%s: stopping at once", what)
+        self._is_cut_off = True
+        self._exit_code = 128 + number
+        for worker in self._workers:
+            if not worker.is_ready():  # nobody waits for its answers
                 worker.kill()
+        self._end_with(CUT_OFF, time.monotonic() + CUT_OFF_SECONDS)
+
+    def _end_with(self, number: int, kill_at: float) -> None:
+        """Tells the workers to end. Those that are left at that time are killed."""
+        self._drain_began, self._kill_at = time.monotonic(), kill_at
+        for worker in self._workers:
+            worker.restart_at = None
+            worker.terminate(number)
 
     def _reap(self) -> None:
         for worker in self._workers:
@@ -133,12 +152,12 @@ class _Supervisor:
             elif (delay := worker.record_failure()) is None:
                 raise _Ended(f"{ended}, {worker.failures} times in a row", 1)
             else:
-                log.error("%s; starting it again in %g s", ended, delay)
+                log.error("%s; %s", ended, starting_again(delay, worker.failures))
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if self._drain_began is not None:
-            if now >= self._drain_began + self._drain_timeout + _DRAIN_MARGIN_SECONDS:
+        if self._kill_at is not None:
+            if now >= self._kill_at:
                 for worker in self._workers:
                     worker.kill()
             return

@@ -12,15 +12,16 @@ from pagelet.agent.supervisor.node_probes import NodeProbes
 from pagelet.agent.supervisor.supervisor import StartError
 from pagelet.engine.core.launch import gpu_environment, options_of_engine
 from pagelet.engine.executor.node import NodeStart, launch_node
+from pagelet.process.backoff import starting_again
 from pagelet.process.listener import bind, url
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
-from pagelet.process.signals import SignalQueue
+from pagelet.process.signals import CUT_OFF, SignalQueue
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 _TICK_SECONDS = 0.5
-_STOP = {signal.SIGTERM, signal.SIGINT}
+_STOP = {signal.SIGTERM, signal.SIGINT, CUT_OFF}
 log = logging.getLogger(__name__)
 
 
@@ -52,9 +53,10 @@ def run_node(options: EngineOptions, settings: ServeSettings) -> int:
         try:
             for node in nodes:
                 node.start()
-            while not _STOP & set(signals.wait(_TICK_SECONDS)):
+            while not (received := _STOP & set(signals.wait(_TICK_SECONDS))):
                 _tick(nodes)
-            _let_head_end(nodes, signals, settings.drain_timeout)
+            if CUT_OFF not in received:
+                _let_head_end(nodes, signals, settings.drain_timeout)
         finally:
             for node in nodes:
                 node.kill()
@@ -85,6 +87,6 @@ def _tick(nodes: Sequence[Managed]) -> None:
             delay = node.record_failure()
             if delay is None:
                 raise StartError(f"{ended}, {node.failures} times in a row", 1)
-            log.error("%s; starting it again in %g s", ended, delay)
+            log.error("%s; %s", ended, starting_again(delay, node.failures))
         elif node.restart_at is not None and time.monotonic() >= node.restart_at:
             node.start()

@@ -1,7 +1,8 @@
 """The supervisor: the small process at the root of the tree.
 
 It starts the engine cores and the API process, starts them again when they die, kills a core
-whose step hangs, and turns the first SIGTERM or SIGINT into a drain and the second into a stop.
+whose step hangs, and turns the first SIGTERM or SIGINT into a drain, and the second, or SIGQUIT,
+into a stop.
 It imports neither torch nor any web framework, so there is little in it that can fail.
 """
 
@@ -19,14 +20,15 @@ from pathlib import Path
 from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.watchdog import Watchdog
+from pagelet.process.backoff import starting_again
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
-from pagelet.process.signals import SignalQueue
+from pagelet.process.signals import CUT_OFF, CUT_OFF_SECONDS, SignalQueue
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 0.5
-_STARTUP_TICK_SECONDS = 0.1
+_WATCHED_TICK_SECONDS = 0.1
 _DRAIN_MARGIN_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACK_DUMP_SECONDS = 1.0
@@ -51,6 +53,8 @@ class StartError(Exception):
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     DRAINING = enum.auto()
+    CUTTING_OFF = enum.auto()
+    """Requests are ended with errors."""
     STOPPING = enum.auto()
 
 
@@ -102,8 +106,9 @@ class Supervisor:
         return self._exit_code
 
     def _tick_seconds(self) -> float:
-        """A late look at a deadline does no harm, but the start-up is watched by a person."""
-        return _TICK_SECONDS if self._announced else _STARTUP_TICK_SECONDS
+        """A late look at a deadline does no harm, but a person watches how it starts and ends."""
+        watched = not self._announced or self._phase is _Phase.CUTTING_OFF
+        return _WATCHED_TICK_SECONDS if watched else _TICK_SECONDS
 
     def _stopped(self) -> bool:
         return self._phase is _Phase.STOPPING and all(m.process is None for m in self._all)
@@ -111,6 +116,8 @@ class Supervisor:
     def _handle_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
             log.info("SIGHUP ignored: API keys in a file are read again on their own")
+        elif number == CUT_OFF:
+            self._cut_off("SIGQUIT", number)
         elif number in (signal.SIGTERM, signal.SIGINT):
             name = signal.Signals(number).name
             if self._phase is _Phase.RUNNING:
@@ -121,11 +128,27 @@ class Supervisor:
                     self._drain_timeout,
                 )
             elif time.monotonic() - self._drain_began >= _SAME_REQUEST_SECONDS:
-                log.warning("%s again: stopping at once", name)
-                self._exit_code = 128 + number
-                self._phase = _Phase.STOPPING
-                for managed in self._all:
-                    managed.kill()
+                self._cut_off(f"{name} again", number)
+
+    def _cut_off(self, what: str, number: int) -> None:
+        if self._phase is _Phase.CUTTING_OFF:
+            return
+        log.warning("%s: stopping at once", what)
+        self._exit_code = 128 + number
+        self._view.close()
+        for managed in self._all:
+            managed.restart_at = None
+        if self._phase is _Phase.STOPPING or not self._api.is_ready():  # nobody waits for answers
+            self._kill()
+        else:
+            self._phase = _Phase.CUTTING_OFF
+            self._deadline = time.monotonic() + CUT_OFF_SECONDS
+            self._api.terminate(CUT_OFF)
+
+    def _kill(self) -> None:
+        self._phase = _Phase.STOPPING
+        for managed in self._all:
+            managed.kill()
 
     def _drain(self) -> None:
         self._phase = _Phase.DRAINING
@@ -165,6 +188,10 @@ class Supervisor:
         ended = f"{managed.name} ended with {describe_exit(returncode)}"
         if self._phase is _Phase.STOPPING:
             log.debug(ended)
+        elif self._phase is _Phase.CUTTING_OFF:
+            log.debug(ended)
+            if managed is self._api:
+                self._kill()
         elif self._phase is _Phase.DRAINING:
             if managed is self._api:
                 if returncode == 0:
@@ -183,7 +210,7 @@ class Supervisor:
                 raise StartError(
                     f"{ended}, {managed.failures} times in a row; its log above says why", 1
                 )
-            log.error("%s; starting it again in %g s", ended, delay)
+            log.error("%s; %s", ended, starting_again(delay, managed.failures))
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -198,9 +225,7 @@ class Supervisor:
             if self._phase is _Phase.DRAINING:
                 log.error("not drained after %g s: stopping", self._drain_timeout)
                 self._exit_code = 1
-                self._phase = _Phase.STOPPING
-            for managed in self._all:
-                managed.kill()
+            self._kill()
 
     def _announce(self) -> None:
         newly_ready = [m for m in self._all if m.ready_since is None and m.is_ready()]

@@ -80,6 +80,20 @@ def test_a_narrow_terminal_folds_names_and_cuts_nothing() -> None:
         assert cell in text
 
 
+def test_a_reason_is_shown_until_it_is_ready_again() -> None:
+    why = "ended with signal SIGKILL"
+    shown = {
+        phase: f"smollm2-2: {why}" in text_of(status(replica(2, phase, reason=why)))
+        for phase in Phase
+    }
+    assert {phase for phase in Phase if shown[phase]} == {
+        Phase.STARTING,
+        Phase.BACKING_OFF,
+        Phase.FAILED,
+    }
+    assert "smollm2-2:" not in text_of(status(replica(2, Phase.STARTING)))
+
+
 @pytest.mark.parametrize(
     ("replicas", "settled"),
     [

@@ -59,10 +59,15 @@ async def test_one_for_which_nothing_is_left_is_started_when_there_is(
         await runs.wait()
         server.drain()
         await server.ended.wait()
-    why = "cannot be started: Resource temporarily unavailable"
+    why = [
+        "cannot be started: Resource temporarily unavailable; "
+        f"starting it again in {seconds} s (failure {number} in a row)"
+        for seconds, number in (("0.5", 1), ("1", 2))
+    ]
     assert phases == [
-        *[(Phase.BACKING_OFF, why), (Phase.STARTING, why)] * 2,
-        (Phase.DRAINING, why),
-        (Phase.STOPPED, why),
+        *[(phase, why[0]) for phase in (Phase.BACKING_OFF, Phase.STARTING)],
+        *[(phase, why[1]) for phase in (Phase.BACKING_OFF, Phase.STARTING)],
+        (Phase.DRAINING, why[1]),
+        (Phase.STOPPED, why[1]),
     ]
     assert server.restarts == 2

@@ -229,10 +229,30 @@ def test_in_the_background_with_several_services(up: Local, tmp_path: Path) -> N
     for place in (("--port", "1"), ("--host", "0.0.0.0")):
         told = up.command("up", "-f", str(up.file), *place, code=1)
         assert told.startswith("Error: it listens on 127.0.0.1, port "), told
+        assert f"end it with `pagelet down --state-dir {up.state}` first" in told
     other = tmp_path / "other.yaml"
     other.write_text(SIM)
     assert f"{up.file} runs here already" in up.command("up", "-f", str(other), code=1)
-    up.command("down", "--now")
+    # Streams are not just cut, neither through the router nor from a replica itself.
+    port = up.replicas()["sim-1"]["port"]
+    with up.client() as client:
+        around = client.with_options(base_url=f"http://127.0.0.1:{port}/v1")
+        streams = [
+            each.completions.create(
+                model="sim",
+                prompt="Once",
+                max_tokens=1900,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for each in (client, around)
+        ]
+        for stream in streams:
+            next(stream)
+        up.command("down", "--now")
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="shut down before the answer was finished"):
+                list(stream)
     assert up.phases() == {}
     wait_for(lambda: not marked_processes(up.marker))
 

@@ -41,7 +41,7 @@ def run_core(config: Config, parent: ParentLink) -> None:
         case "crash":
             os._exit(3)
         case "leave an orphan":
-            script = "sleep 3 & echo $! > " + str(Path(config["folder"]) / "orphan")
+            script = "sleep 600 & echo $! > " + str(Path(config["folder"]) / "orphan")
             subprocess.run(["sh", "-c", script], check=True)
         case "leave a daemon":
             subprocess.run(["sh", "-c", "setsid sleep 600 &"], check=True)
@@ -70,7 +70,7 @@ def run_api(config: Config, parent: ParentLink) -> None:
     def drain(number: int, frame: object) -> None:
         for thread in busy:
             thread.join()
-        if config.get("api") == "never drains":
+        if config.get("api") in ("never drains", "never ends"):
             time.sleep(600)
         os._exit(0)
 
@@ -80,7 +80,13 @@ def run_api(config: Config, parent: ParentLink) -> None:
                 time.sleep(1)
             connection.sendall(str(os.getpid()).encode())
 
+    def cut_off(number: int, frame: object) -> None:
+        (Path(config["folder"]) / "cut off").touch()
+        if config.get("api") != "never ends":
+            os._exit(0)
+
     signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGQUIT, cut_off)
     parent.report_serving("stub")
     while True:
         connection, _ = listener.accept()
