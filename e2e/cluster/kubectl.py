@@ -60,14 +60,17 @@ class Kubectl:
 
 
 def _run(command: Sequence[str], given: str | None, seconds: float) -> str:
-    result = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        input=given or "",
-        timeout=seconds,
-    )
+    try:
+        result = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            input=given or "",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"{' '.join(command)} took more than {seconds:.0f} s") from None
     if result.returncode:
         raise CommandFailed(result.stderr.strip() or result.stdout.strip())
     return result.stdout
