@@ -13,7 +13,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def down(
     now: Annotated[
-        bool, typer.Option("--now", help="Stop at once, without finishing what runs.")
+        bool, typer.Option("--now", help="Stop at once: what runs ends with an error.")
     ] = False,
     state_dir: StateDirOption = None,
 ) -> None:
