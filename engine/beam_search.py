@@ -69,8 +69,8 @@ def check_searchable(sampling: RequestedSampling, length_penalty: float) -> None
 
 def _refusal(name: str) -> InvalidRequest:
     return InvalidRequest(
-        f"beam search ranks answers by the model's own probabilities: '{name}' cannot go with it, "
-        "leave it out",
+        f"'{name}' cannot go with beam search, which ranks answers by the model's own "
+        "probabilities: leave it out",
         name,
     )
 

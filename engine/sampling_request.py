@@ -95,6 +95,13 @@ _RANGES: Final = {
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
 }
+
+
+def check_num_answers(param: str, number: int) -> None:
+    """Raises InvalidRequest for a number of answers, as `param` gives it, that is out of range."""
+    _RANGES["n"].check(param, number)
+
+
 _INTEGERS: Final = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 _BOUNDED_BIAS: Final = 100.0
 
@@ -168,8 +175,8 @@ class SamplingBuilder:
         min_tokens = values.get("min_tokens", 0)
         if not 0 <= min_tokens <= max_tokens:
             raise InvalidRequest(
-                f"min_tokens must be at least 0 and at most max_tokens ({max_tokens}), "
-                f"got {min_tokens}",
+                f"min_tokens must be at least 0 and at most {max_tokens}, the most tokens that the "
+                f"answer may have, got {min_tokens}",
                 "min_tokens",
             )
 

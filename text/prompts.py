@@ -52,7 +52,8 @@ class PromptEncoder:
         if at_least > self.max_model_len:
             raise InvalidRequest(
                 f"the prompt's {len(text)} characters are at least {at_least} tokens, but this "
-                f"model's context length is {self.max_model_len}",
+                f"model's context length is {self.max_model_len}: shorten it by at least "
+                f"{at_least - self.max_model_len}",
                 "prompt",
                 "context_length_exceeded",
             )

@@ -14,6 +14,7 @@ from pagelet.engine.beam_stream import AnswerStream
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import RequestedSampling
 from pagelet.engine.resume import AnswerSoFar
+from pagelet.engine.sampling_request import check_num_answers
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.common import Usage, make_usage
 from pagelet.protocol.openai.errors import ApiError, retry_after
@@ -32,17 +33,33 @@ class Answers:
     """Iterate over (number of the prompt, delta); `close` aborts what still runs."""
 
     def __init__(
-        self, server: Server, num_prompts: int, num_answers: int, *, prompt_only: bool = False
+        self,
+        server: Server,
+        num_prompts: int,
+        num_answers: int,
+        param: str = "n",
+        *,
+        prompt_only: bool = False,
     ) -> None:
-        """`num_answers` is n, perhaps out of range still. With `prompt_only` what is generated is
-        dropped: the engine always makes one token, but a client may ask for none, to get the
-        prompt's logprobs.
+        """`num_answers` is n, and `param` the field that says so. With `prompt_only` what is
+        generated is dropped: the engine always makes one token, but a client may ask for none, to
+        get the prompt's logprobs.
 
-        Raises `ApiError` if the server is full.
+        Raises `InvalidRequest` for a number that is out of range, and `ApiError` if the server is
+        full.
         """
+        check_num_answers(param, num_answers)
         self._server = server
-        self._num_answers = max(1, num_answers)
-        self._admitted = num_prompts * self._num_answers
+        self._num_answers = num_answers
+        self._admitted = num_prompts * num_answers
+        most = server.admission.bound
+        if most is not None and self._admitted > most:
+            raise InvalidRequest(
+                f"The request asks for {self._admitted} answers at once (prompts times "
+                f"'{param}'); this server takes at most {most} (--max-queue). Split it.",
+                param,
+                "too_many_answers",
+            )
         admit(server, self._admitted)
         self._streams: list[AnswerStream | None] = [None] * num_prompts
         self._usage: list[tuple[int, int]] = [(0, 0)] * num_prompts
@@ -76,12 +93,7 @@ class Answers:
         """
         llm = self._server.llm
         self._names_by_id = bool(body.return_tokens_as_token_ids)
-        if body.priority and llm.options.scheduler.policy != "priority":
-            raise InvalidRequest(
-                "'priority' has no effect here: this server takes requests in order of arrival "
-                "(scheduler policy 'fcfs').",
-                "priority",
-            )
+        check_priority(self._server, body.priority)
         hints = body.pagelet or RouterHints()
         if hints.seed is not None and sampling.seed is None:
             sampling.seed = hints.seed
@@ -240,24 +252,24 @@ def given_prompts(token_ids: list[list[int]], num_prompts: int) -> list[list[int
     return token_ids
 
 
+def check_priority(server: Server, priority: int | None) -> None:
+    """Raises `InvalidRequest` for one that would have no effect."""
+    if priority and server.llm.options.scheduler.policy != "priority":
+        raise InvalidRequest(
+            "'priority' has no effect here: this server takes requests in order of arrival "
+            "(scheduler policy 'fcfs').",
+            "priority",
+        )
+
+
 def admit(server: Server, num_answers: int) -> None:
     """Counts answers, or vectors, as in flight until they are released. Raises `ApiError` if the
     server is full."""
-    bound = server.admission.bound
-    if bound is not None and num_answers > bound:
-        raise ApiError(
-            400,
-            f"The request asks for {num_answers} answers at once (prompts times 'n'); this server "
-            f"takes at most {bound}. Split it.",
-            param="n",
-            code="too_many_answers",
-            reason="invalid",
-        )
     if not server.admission.admit(num_answers):
         raise ApiError(
             429,
             f"The server has {server.admission.in_flight} answers in flight and takes at most "
-            f"{bound}; try again later.",
+            f"{server.admission.bound}; try again later.",
             code="queue_full",
             headers={"Retry-After": retry_after(_QUEUE_FREE_IN)},
             reason="queue_full",

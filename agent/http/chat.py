@@ -16,6 +16,7 @@ from pagelet.agent.http.journal import began, journaled
 from pagelet.agent.http.logprobs import chat_logprobs, prompt_logprobs
 from pagelet.agent.http.message import MessageReader, call_ids, whole_message
 from pagelet.agent.http.message_plan import MessagePlan
+from pagelet.agent.http.sampling import chat_names
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.outputs import RequestOutput
 from pagelet.protocol.errors import InvalidRequest
@@ -37,7 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
-    answers = Answers(server, 1, body.n or 1)
+    answers = Answers(server, 1, 1 if body.n is None else body.n)
     return await respond(request, answers, _respond(request, server, body, answers))
 
 
@@ -49,7 +50,7 @@ async def _respond(
     try:
         prompt, plan = await start_conversation(server, body, answers, context.request_id)
     except InvalidRequest as error:
-        raise _in_terms_of(body, error) from error
+        raise renamed(error, chat_names(body)) from error
     response_id = f"chatcmpl-{context.request_id}"
     created = began(hints)
     if body.streams:
@@ -87,14 +88,6 @@ async def _respond(
 
 def _index(number: int, index: int) -> int:
     return index
-
-
-def _in_terms_of(body: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
-    """The engine's finding under the name of the field that the client sent."""
-    names = {"prompt": "messages", "logprobs": "top_logprobs"}
-    if body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    return renamed(error, names)
 
 
 def _choice(

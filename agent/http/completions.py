@@ -16,7 +16,7 @@ from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.journal import began, journaled
 from pagelet.agent.http.logprobs import LegacyLogprobs, named_by_id, prompt_logprobs
-from pagelet.agent.http.sampling import completion_sampling
+from pagelet.agent.http.sampling import completion_names, completion_sampling
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.async_llm import AsyncLLM
 from pagelet.engine.outputs import RequestOutput
@@ -79,7 +79,13 @@ async def create_completion(request: Request) -> Response:
     body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
     prompt_only = body.max_tokens == 0
-    answers = Answers(server, len(body.prompts()), body.num_drawn, prompt_only=prompt_only)
+    answers = Answers(
+        server,
+        len(body.prompts()),
+        body.num_drawn,
+        "n" if body.best_of is None else "best_of",
+        prompt_only=prompt_only,
+    )
     return await respond(request, answers, _respond(request, server, body, answers))
 
 
@@ -104,7 +110,7 @@ async def _respond(
     try:
         await answers.start(inputs, sampling, body, context.request_id)
     except InvalidRequest as error:
-        raise renamed(error, {} if body.best_of is None else {"n": "best_of"}) from error
+        raise renamed(error, completion_names(body)) from error
     job = _Job(
         body,
         server.llm,

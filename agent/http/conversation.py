@@ -1,16 +1,16 @@
 """Hands a conversation to the engine, whichever API it came by."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import ValidationError
 
 from pagelet.agent.http.answers import Answers, given_prompts
-from pagelet.agent.http.fitting import fitting_prompt
+from pagelet.agent.http.fitting import can_fit, fitting_prompt
 from pagelet.agent.http.message_plan import MessagePlan
 from pagelet.agent.http.sampling import chat_sampling
 from pagelet.agent.http.server import Server
-from pagelet.engine.processor import truncated
+from pagelet.engine.processor import RequestedSampling, truncated
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest, Message
 from pagelet.protocol.openai.errors import describe
@@ -22,15 +22,27 @@ async def prompt_of(
 ) -> list[int]:
     """By the model's chat template. With `fit_to` without what is oldest, if it has more tokens
     than that. Raises `InvalidRequest`."""
+    render = _renderer(server, body)
+    if fit_to is None:
+        return await render(body.messages)
+    return await fitting_prompt(body.messages, fit_to, render)
+
+
+async def fits_without_oldest(server: Server, body: ChatCompletionRequest, room: int) -> bool:
+    """Whether a conversation that has more than `room` tokens has less without what is oldest."""
+    return await can_fit(body.messages, room, _renderer(server, body))
+
+
+def _renderer(
+    server: Server, body: ChatCompletionRequest
+) -> Callable[[Sequence[Message]], Awaitable[list[int]]]:
     options = body.template_options()
 
     async def render(messages: Sequence[Message]) -> list[int]:
         told = [message.for_template() for message in messages]
         return await server.llm.render_chat(told, **options)
 
-    if fit_to is None:
-        return await render(body.messages)
-    return await fitting_prompt(body.messages, fit_to, render)
+    return render
 
 
 async def start_conversation(
@@ -54,20 +66,31 @@ async def start_conversation(
     else:
         [prompt] = given_prompts(hints.prompt_token_ids, 1)
     prompt = truncated(prompt, body.truncate_prompt_tokens, room)
-    if body.callable_tools:  # reading their schemas may take long
-        plan = await asyncio.to_thread(server.message_forms.plan, body, prompt, sampling)
-    else:
-        plan = server.message_forms.plan(body, prompt, sampling)
+    plan = await planned(server, body, prompt, sampling)
     await answers.start([prompt], sampling, body, request_id, plan)
     return prompt, plan
 
 
+async def planned(
+    server: Server, body: ChatCompletionRequest, prompt: list[int], sampling: RequestedSampling
+) -> MessagePlan | None:
+    """See `MessageForms.plan`."""
+    if body.callable_tools:  # reading their schemas may take long
+        return await asyncio.to_thread(server.message_forms.plan, body, prompt, sampling)
+    return server.message_forms.plan(body, prompt, sampling)
+
+
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """A finding under the name of the field that the client sent, also where its words begin with
-    the name."""
-    if error.param is None or error.param not in names:
+    the name. Names that begin with a dot are of the ends of others."""
+    if error.param is None:
         return error
-    param, message = names[error.param], str(error)
+    param, message = error.param, str(error)
+    if param in names:
+        param = names[param]
+    for end, own in names.items():
+        if end.startswith(".") and param.endswith(end):
+            param = param.removesuffix(end) + own
     for quote in ("", "'"):
         named = f"{quote}{error.param}{quote}"
         if message.startswith((f"{named} ", f"{named}:")):

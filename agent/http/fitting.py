@@ -45,6 +45,22 @@ async def fitting_prompt(
     return prompt
 
 
+async def can_fit(
+    messages: Sequence[Message],
+    room: int,
+    render: Callable[[Sequence[Message]], Awaitable[list[int]]],
+) -> bool:
+    """Whether there is anything to leave out of a conversation, and what always stays has at most
+    `room` tokens."""
+    kept = _Shortened(messages)
+    if not kept.most:
+        return False
+    try:
+        return len(await render(kept.without(kept.most))) <= room
+    except InvalidRequest:
+        return False
+
+
 class _Shortened:
     """A conversation that can go without up to `most` pieces.
 

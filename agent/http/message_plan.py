@@ -105,8 +105,8 @@ class MessageForms:
         budget = min((limit for limit in budgets if limit is not None), default=None)
         if budget is not None and not self.bounds_thinking:
             raise InvalidRequest(
-                "this model's answers do not think between two tokens of its vocabulary: leave "
-                "'thinking_budget' out",
+                "'thinking_budget' bounds nothing: this model's answers do not think between two "
+                "tokens of its vocabulary; leave it out",
                 "thinking_budget",
             )
         if begun is None and not body.callable_tools:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagelet.agent.http.answers import admit
+from pagelet.agent.http.answers import admit, check_priority
 from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.server import Server
 from pagelet.engine.outputs import EngineDead
@@ -34,12 +34,7 @@ async def pool_prompts(
     Raises `ApiError`, `InvalidRequest` or `EngineDead`.
     """
     llm = server.llm
-    if body.priority and llm.options.scheduler.policy != "priority":
-        raise InvalidRequest(
-            "'priority' has no effect here: this server takes requests in order of arrival "
-            "(scheduler policy 'fcfs').",
-            "priority",
-        )
+    check_priority(server, body.priority)
     hints = body.pagelet or RouterHints()
     lora = server.adapter_of(body.model)
     limit = body.truncate_prompt_tokens

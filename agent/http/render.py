@@ -8,11 +8,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagelet.agent.http.body import parse_body
-from pagelet.agent.http.conversation import prompt_of
+from pagelet.agent.http.conversation import prompt_of, renamed
 from pagelet.agent.http.gate import context_of, use_request_id
-from pagelet.agent.http.sampling import chat_sampling, completion_sampling
+from pagelet.agent.http.sampling import (
+    chat_names,
+    chat_sampling,
+    completion_names,
+    completion_sampling,
+)
 from pagelet.agent.http.server import Server, server_of
 from pagelet.engine.processor import RequestedSampling
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.generation import GenerationRequest
@@ -27,9 +33,12 @@ async def render_chat(request: Request) -> Response:
     body = await parse_body(request, ChatCompletionRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
     use_request_id(request, body.request_id)
-    prompt = await prompt_of(server, body)
     request_id = f"chatcmpl-{context_of(request).request_id}"
-    return _json(_rendered(server, request_id, body, prompt, chat_sampling(body)))
+    try:
+        prompt = await prompt_of(server, body)
+        return _json(_rendered(server, request_id, body, prompt, chat_sampling(body)))
+    except InvalidRequest as error:
+        raise renamed(error, chat_names(body)) from error
 
 
 @router.post("/v1/completions/render")
@@ -45,7 +54,10 @@ async def render_completions(request: Request) -> Response:
         if isinstance(prompt, str):
             prompt = await server.llm.encode(prompt, body.add_special_tokens is not False)
         request_id = f"cmpl-{context_of(request).request_id}-{number}"
-        rendered.append(_rendered(server, request_id, body, prompt, sampling))
+        try:
+            rendered.append(_rendered(server, request_id, body, prompt, sampling))
+        except InvalidRequest as error:
+            raise renamed(error, completion_names(body)) from error
     return _json(rendered)
 
 

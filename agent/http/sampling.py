@@ -52,6 +52,21 @@ def completion_sampling(body: CompletionRequest) -> RequestedSampling:
     )
 
 
+def chat_names(body: ChatCompletionRequest) -> dict[str, str]:
+    """What the client of a conversation calls the engine's fields."""
+    names = {"prompt": "messages", "logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.thinking_budget is None:
+        names["thinking_budget"] = "thinking_token_budget"
+    return names
+
+
+def completion_names(body: CompletionRequest) -> dict[str, str]:
+    """What the client of a raw prompt calls the engine's fields."""
+    return {} if body.best_of is None else {"n": "best_of"}
+
+
 def _shared(body: GenerationRequest) -> dict[str, Any]:
     shared = {name: getattr(body, name) for name in _SAME_NAME}
     if body.top_p == 0:

@@ -4,7 +4,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagelet.agent.http.body import parse_body
+from pagelet.agent.http.conversation import renamed
 from pagelet.agent.http.server import Server, server_of
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -38,7 +40,10 @@ async def tokenize(request: Request) -> Response:
 async def _token_ids(server: Server, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         messages = [message.for_template() for message in body.messages]
-        return await server.llm.render_chat(messages, **body.template_options())
+        try:
+            return await server.llm.render_chat(messages, **body.template_options())
+        except InvalidRequest as error:
+            raise renamed(error, {"prompt": "messages"}) from error
     assert body.prompt is not None
     return await server.llm.encode(body.prompt, body.add_special_tokens is not False)
 

@@ -83,7 +83,9 @@ class CompletionRequest(GenerationRequest):
     @property
     def num_drawn(self) -> int:
         """Answers to each prompt, those included that are not told."""
-        return (self.n or 1) if self.best_of is None else self.best_of
+        if self.best_of is not None:
+            return self.best_of
+        return 1 if self.n is None else self.n
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts of the batch, each text or token ids."""

@@ -31,6 +31,8 @@ NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "continue_final_message": "messages",
+    ".function.parameters": ".input_schema",
 }
 """From fields of chat requests to those of Anthropic's."""
 _SAME_NAME: Final = (

@@ -78,6 +78,9 @@ async def count_tokens(request: Request) -> Response:
     server = server_of(request)
     body = await parse_body(request, CountTokensRequest, server.settings.max_body_bytes)
     body.model = server.check_model(body.model)
-    chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
-    answer = TokenCount(input_tokens=len(await prompt_of(server, chat)))
+    try:
+        chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
+        answer = TokenCount(input_tokens=len(await prompt_of(server, chat)))
+    except InvalidRequest as error:
+        raise renamed(error, NAMES) from error
     return Response(answer.model_dump_json(), media_type="application/json")

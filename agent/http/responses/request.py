@@ -6,6 +6,8 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from pagelet.agent.http.conversation import finding
+from pagelet.agent.http.message_plan import MessagePlan
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.chat import ChatCompletionRequest, Message, TextPart
 from pagelet.protocol.openai.response_input import (
     InputCall,
@@ -39,6 +41,7 @@ NAMES: Final = {
     "max_completion_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "response_format": "text.format",
+    ".function.parameters": ".parameters",
 }
 """From fields of chat requests to those of requests for responses."""
 _SAME_NAME: Final = (
@@ -81,6 +84,16 @@ def chat_request(body: ResponseRequest, items: Sequence[InputItem]) -> ChatCompl
         )
     except ValidationError as error:
         raise finding(error, NAMES) from None
+
+
+def check_logprobs(body: ResponseRequest, plan: MessagePlan | None) -> None:
+    """Raises `InvalidRequest` for logprobs of an answer that `plan` takes apart."""
+    if body.wants_logprobs and plan is not None:
+        raise InvalidRequest(
+            "logprobs are not available for answers that may think or call tools",
+            "include",
+            "unsupported_parameter",
+        )
 
 
 def _choice(

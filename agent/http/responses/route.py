@@ -19,9 +19,10 @@ from pagelet.agent.http.items import ItemReader
 from pagelet.agent.http.journal import JournaledItems, began, failed
 from pagelet.agent.http.responses.events import ResponseEvents
 from pagelet.agent.http.responses.output import ResponseWriter
-from pagelet.agent.http.responses.request import NAMES, chat_request
+from pagelet.agent.http.responses.request import NAMES, chat_request, check_logprobs
 from pagelet.agent.http.responses.store import Owner, ResponseStore
 from pagelet.agent.http.responses.stored import conversation_before, owner_of, resolved, store_of
+from pagelet.agent.http.responses.too_long import naming_truncation
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import RESPONSES
@@ -83,17 +84,15 @@ async def _begin(
     request_id = context_of(request).request_id
     try:
         chat = await asyncio.to_thread(chat_request, body, items)  # of many items it takes long
-        _, plan = await start_conversation(
-            server, chat, answers, request_id, drops_oldest=body.truncation == "auto"
-        )
+        try:
+            _, plan = await start_conversation(
+                server, chat, answers, request_id, drops_oldest=body.truncation == "auto"
+            )
+        except InvalidRequest as error:
+            raise await naming_truncation(error, server, body, chat) from error
     except InvalidRequest as error:
         raise renamed(error, NAMES) from error
-    if body.wants_logprobs and plan is not None:
-        raise InvalidRequest(
-            "logprobs are not available for answers that may think or call tools",
-            "include",
-            "unsupported_parameter",
-        )
+    check_logprobs(body, plan)
     hints = body.pagelet or RouterHints()
     store = server.responses if body.store or body.background else None
     response_id = f"resp_{request_id}" if store is None else store.new_id(request_id)
