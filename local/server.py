@@ -225,11 +225,13 @@ class Server:
             else:
                 log.info("%s: ready again", self.name)
             self._set_phase(Phase.READY)
-        elif not ready and self.phase is Phase.READY:
-            log.warning("%s: not ready any more", self.name)
-            self._set_phase(Phase.STARTING)
-        if not ready and self._ready_since is not None:
+        elif not ready and self._ready_since is not None:
             self.reason = self.why_not_ready(body) or self.reason
+            if self.phase is Phase.READY:
+                log.warning(
+                    "%s: not ready any more: %s", self.name, self.reason or "it does not say why"
+                )
+                self._set_phase(Phase.STARTING)
 
     def _set_phase(self, phase: Phase) -> None:
         if phase is not self.phase:

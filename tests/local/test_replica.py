@@ -62,7 +62,10 @@ def output(tmp_path: Path) -> Iterator[RotatingLog]:
 
 
 async def test_while_its_engine_is_gone_it_says_why(
-    tmp_path: Path, output: RotatingLog, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    output: RotatingLog,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(SERVICE.format(name="sim"))
@@ -121,6 +124,11 @@ async def test_while_its_engine_is_gone_it_says_why(
         replica.begin()
         async with asyncio.timeout(60):
             await replica.ended.wait()
+    logged = [message for message in caplog.messages if "not ready" in message]
+    assert logged == [
+        "sim-1: not ready any more: not connected",
+        "sim-1: not ready any more: it does not say why",
+    ]
     assert told == {
         "starts": (Phase.STARTING, "", ""),
         "ready": (Phase.READY, "", ""),
