@@ -381,7 +381,7 @@ def test_a_second_signal_stops_at_once(serve: Callable[..., Served]) -> None:
     wait_for(lambda: server.get("/ready") == 503)
     time.sleep(_SAME_REQUEST_SECONDS)
     server.supervisor.send_signal(signal.SIGINT)
-    assert set(load.ends(SECONDS_TO_FAIL)) == {"broken"}
+    assert set(load.ends(SECONDS_TO_FAIL)) == {"error"}
     assert server.supervisor.wait(60) == 128 + signal.SIGINT
     server.assert_nothing_left()
 
