@@ -23,6 +23,7 @@ import zmq
 
 from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS
 from pagelet.protocol.kv_events import BlockStored, decode_batch
+from support.ports import free_ports
 from support.processes import MARKER, arguments_of, is_alive, marked_processes, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
@@ -44,8 +45,9 @@ TINY = {
     "torch_dtype": "float32",
 }
 """The configuration of a model that may be of random weights."""
-SECONDS_TO_FAIL = 5.0
-"""Within which a client must know that its answer will not come."""
+SECONDS_TO_FAIL = 30.0
+"""Within which a client must know that its answer will not come: before its own patience ends, and
+however busy the machine is."""
 
 
 class Served:
@@ -118,13 +120,20 @@ class Served:
 
     @property
     def core(self) -> int:
-        (pid,) = self.pids("pagelet.engine.core.process")
-        return pid
+        return self._only("pagelet.engine.core.process")
 
     @property
     def api(self) -> int:
-        (pid,) = self.pids("pagelet.agent.serve")
-        return pid
+        return self._only("pagelet.agent.serve")
+
+    def _only(self, module: str) -> int:
+        """The process of a module. A child of its own looks like it until it runs a program."""
+
+        def pid() -> int | None:
+            found = self.pids(module)
+            return found[0] if len(found) == 1 else None
+
+        return wait_for(pid)
 
     def assert_nothing_left(self) -> None:
         wait_for(lambda: not marked_processes(self.marker))
@@ -178,16 +187,16 @@ class Load:
 def test_a_killed_engine_core(serve: Callable[..., Served]) -> None:
     server = serve(*SLOW).wait_ready()
     load, killed = Load(server), server.core
-    os.kill(killed, signal.SIGKILL)
-    assert set(load.ends(SECONDS_TO_FAIL)) <= {"error", "broken"}
     answers: list[httpx.Response] = []
 
-    def healthy() -> bool:
+    def health() -> int:
         answers.append(server.client.get("/health"))
-        return answers[-1].status_code == 200
+        return answers[-1].status_code
 
-    wait_for(healthy)
-    assert answers[0].status_code == 503
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: health() == 503)
+    assert set(load.ends(SECONDS_TO_FAIL)) <= {"error", "broken"}
+    wait_for(lambda: health() == 200)
     assert "(ready)" not in "".join(answer.text for answer in answers)
     wait_for(lambda: server.get("/ready") == 200)
     assert server.core != killed
@@ -272,8 +281,7 @@ def test_a_rank_that_is_gone(
 def two_nodes(folder: Path) -> list[str]:
     """Arguments of both nodes of a tiny model."""
     (folder / "config.json").write_text(json.dumps(TINY))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1] & ~1
+    port = free_ports()
     return [
         *("--load-format", "dummy", "--tokenizer", MODEL, "--device", "cpu"),
         *("--num-blocks", "2000", "--pipeline-parallel-size", "2", "--nnodes", "2"),
@@ -297,10 +305,10 @@ def test_two_nodes_are_one_server(serve: Callable[..., Served], tmp_path: Path) 
     # Told to stop, the node's ranks stay until the head has drained.
     node.wait_ready("ready")
     assert (node.get("/ready"), node.get("/v1/models")) == (200, 404)
-    load = Load(head, streams=2, max_tokens=300)
+    load = Load(head, streams=2, max_tokens=1500)
     node.supervisor.send_signal(signal.SIGTERM)
     head.supervisor.send_signal(signal.SIGTERM)
-    assert set(load.ends(60)) == {"done"}
+    assert set(load.ends(120)) == {"done"}
     assert head.supervisor.wait(60) == 0
     assert node.supervisor.wait(60) == 0
     head.assert_nothing_left()
@@ -335,7 +343,7 @@ def test_a_killed_supervisor_leaves_nothing(serve: Callable[..., Served]) -> Non
 
 def test_sigterm_drains(serve: Callable[..., Served]) -> None:
     server = serve(*SLOW).wait_ready()
-    load = Load(server, max_tokens=150)
+    load = Load(server, max_tokens=400)
     server.supervisor.send_signal(signal.SIGTERM)
     wait_for(lambda: server.get("/ready") == 503)
     assert server.get("/health") == 200
@@ -393,7 +401,7 @@ def test_a_hung_step_is_named_and_ended(serve: Callable[..., Served]) -> None:
     wait_for(lambda: server.get("/health") == 503)
     assert set(load.ends(60)) <= {"error", "broken"}
     assert re.search(
-        r"engine core 0 is hung: step \d+ made no progress for \d s with 8", server.log
+        r"engine core 0 is hung: step \d+ made no progress for \d+ s with 8", server.log
     )
     wait_for(lambda: server.get("/health") == 200)
     assert server.core != hung
@@ -422,7 +430,8 @@ def test_two_engine_cores(serve: Callable[..., Served]) -> None:
     server = serve(*SLOW, "--data-parallel-size", "2").wait_ready()
     first, second = server.pids("pagelet.engine.core.process")
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: not is_alive(first))
+    # Reaped: till then one of its threads may still hold the socket by which its end is seen.
+    wait_for(lambda: not Path(f"/proc/{first}").exists())
     # The rank is brought back; killing the whole replica for it would lose the other's streams.
     assert server.get("/health") == server.get("/ready") == 200
     assert [server.post(4).status_code for _ in range(4)] == [200] * 4

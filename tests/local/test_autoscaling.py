@@ -103,7 +103,7 @@ def test_a_scaled_service_is_not_scaled_by_hand_and_keeps_its_count_when_it_is_n
     up.start().wait_phases("ready", "ready")
     url = up.status()["url"]  # type: ignore[index]
     demand = 'pagelet_router_demand_replicas{service="sim",model="sim",pool="stable",target="kv"}'
-    assert demand in httpx.get(f"{url}/metrics").text
+    assert demand in httpx.get(f"{url}/metrics", timeout=60).text
     assert "is scaled by its spec.autoscaling" in up.command("scale", "sim", "3", code=1)
     up.write(SCALED.partition("  autoscaling:")[0])
     up.command("up", "-f", str(up.file))

@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from pagelet.agent.supervisor import supervisor as supervisor_module
 from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
@@ -95,6 +96,7 @@ def run_api(config: Config, parent: ParentLink) -> None:
 
 
 def supervise(folder: str, **config: str) -> int:
+    supervisor_module._STACK_DUMP_SECONDS = 5.0  # a busy machine may take long to print
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     listener = bind("127.0.0.1", 0)
     heartbeat = f"{folder}/heartbeat"

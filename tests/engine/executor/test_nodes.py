@@ -19,20 +19,9 @@ from pagelet.process.child import ChildProcess
 from pagelet.process.frames import send_frame
 from pagelet.protocol.config import EngineOptions, ParallelOptions
 from support.hand_scheduler import HandScheduler
+from support.ports import free_ports
 from support.processes import wait_for
 from support.ranks import LLAMA, make_ranks, ranks_options
-
-
-def free_ports() -> int:
-    """The first of two free ports next to each other."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue
 
 
 @pytest.fixture
