@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pagelet.process.host_memory import read_host_memory
+from pagelet.protocol.sizes import format_bytes
 
 _MOST_SHARES = 2.0
 """Of all replicas together, so that an update's new replicas fit beside the old ones. The engine
@@ -53,14 +54,10 @@ def crowding(demands: Sequence[Demand], machine: Machine) -> Iterator[str]:
     memory = sum(demand.memory for demand in demands)
     if memory > machine.memory:
         yield (
-            f"{who}: may take {_gib(memory)} of memory, and this machine has "
-            f"{_gib(machine.memory)}: the kernel may kill one; scale down, or lower "
+            f"{who}: may take {format_bytes(memory)} of memory, and this machine has "
+            f"{format_bytes(machine.memory)}: the kernel may kill one; scale down, or lower "
             "spec.resources.memory"
         )
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

@@ -29,6 +29,7 @@ from pagelet.protocol.inference_service.service import InferenceService, Revisio
 from pagelet.protocol.inference_service.validate import Path as FieldPath
 from pagelet.protocol.inference_service.validate import Problem
 from pagelet.protocol.router import Pool, RouterConfig
+from pagelet.protocol.sizes import format_bytes
 
 MOST_BYTES = 4 << 20
 """Of a file: four times the largest Secret of a cluster."""
@@ -173,7 +174,9 @@ def read_wanted(path: Path, num_gpus: int) -> Wanted:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidServices([f"{path}: cannot be read: {reason}"]) from None
     if len(content) > MOST_BYTES:
-        raise InvalidServices([f"{path}: has more than the {MOST_BYTES:,} bytes that are read"])
+        raise InvalidServices(
+            [f"{path}: has more than the {format_bytes(MOST_BYTES)} that are read"]
+        )
     manifest = load_manifest(text, str(path))
     problems = [manifest.locate(*found) for found in _problems(manifest, num_gpus)]
     if problems:

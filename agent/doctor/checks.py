@@ -1,6 +1,5 @@
 """What a check of this machine found: the same words in `pagelet doctor` and `pagelet serve`."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -26,13 +25,3 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     def words(self) -> str:
         """Name, summary and advice in one line."""
         return f"{self.name}: {self.summary}" + (f"; {self.advice}" if self.advice else "")
-
-
-def format_bytes(size: float) -> str:
-    """Such as "1.5 GiB"."""
-    units: Iterator[str] = iter(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))
-    unit = next(units)
-    while size >= 1024:
-        size /= 1024
-        unit = next(units)
-    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -9,7 +9,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from pagelet.agent.doctor.checks import Finding, Status, format_bytes
+from pagelet.agent.doctor.checks import Finding, Status
+from pagelet.protocol.sizes import format_bytes
 
 _LEAST_CAPABILITY = (8, 0)
 """Of the oldest architecture in `kernels/gpu/architectures.py`."""

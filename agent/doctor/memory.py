@@ -4,8 +4,9 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-from pagelet.agent.doctor.checks import Finding, format_bytes
+from pagelet.agent.doctor.checks import Finding
 from pagelet.process.host_memory import read_host_memory
+from pagelet.protocol.sizes import format_bytes
 
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 _SHARED_MEMORY_BYTES = 1 << 30

@@ -124,7 +124,8 @@ def model(
     for line in _scenarios(assumed):
         console.print(f"  {line}", markup=False, soft_wrap=True)
     console.print(f"\n{_FORMULAS}", markup=False, soft_wrap=True)
-    console.print(f"  {dataclasses.asdict(assumed)}", markup=False, soft_wrap=True)
+    for line in _guesses(assumed):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
     if json_file is not None:
         content: dict[str, object] = {
             "model": model,
@@ -179,6 +180,22 @@ def _describe(hardware: Hardware) -> str:
         f"{hardware.name} ({hardware.memory_bytes / 1e9:,.0f} GB at "
         f"{hardware.read_bytes / 1e9:,.0f} GB/s, TFLOP/s: {rates}, link "
         f"{hardware.link_bytes / 1e9:,.0f} GB/s)"
+    )
+
+
+def _guesses(assumed: Assumptions) -> Iterator[str]:
+    yield (
+        f"kernels reach {100 * assumed.read_efficiency:g} % of the memory's rate and "
+        f"{100 * assumed.flops_efficiency:g} % of the matrix rate "
+        "(--read-efficiency, --flops-efficiency)"
+    )
+    yield (
+        f"each step takes {assumed.step_seconds * 1e3:g} ms more, and each all-reduce "
+        f"{assumed.all_reduce_seconds * 1e6:g} us"
+    )
+    yield (
+        f"the engine may use {100 * assumed.memory_utilization:g} % of the memory, of which the "
+        f"largest step takes {assumed.activation_bytes / 1e9:g} GB"
     )
 
 

@@ -25,6 +25,7 @@ from pagelet.protocol.engine import (
     SchedulerStats,
 )
 from pagelet.protocol.kv_events import KVEvent
+from pagelet.protocol.sizes import format_bytes
 from pagelet.protocol.structured import Grammar
 
 _STEPS_IN_FLIGHT = 2
@@ -121,8 +122,8 @@ class EngineCore:
             block = self.kv.layout.block_bytes
             raise ConfigurationError(
                 f"one request of max_model_len {max_model_len} tokens needs {needed} KV blocks "
-                f"({needed * block / 2**20:.0f} MiB) but only {usable} "
-                f"({usable * block / 2**20:.0f} MiB) are there: lower --max-model-len to {fits} "
+                f"({format_bytes(needed * block)}) but only {usable} "
+                f"({format_bytes(usable * block)}) are there: lower --max-model-len to {fits} "
                 f"or give --kv-cache-memory {(needed + 1) * block} bytes"
             )
 

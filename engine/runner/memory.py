@@ -16,8 +16,8 @@ from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.engine.weights.adapter_config import largest_adapter_parameters
 from pagelet.process.host_memory import read_host_memory
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
+from pagelet.protocol.sizes import format_at_least, format_bytes
 
-_MIB = 1 << 20
 _DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 _CPU_DEFAULT_KV_BYTES = 4 << 30
 """On a machine shared with others the default KV cache stops here, unless one request of the
@@ -134,7 +134,7 @@ class OtherNeeds:
     @property
     def of_adapters(self) -> str:
         """In words for an error message, which go on with the largest step's."""
-        return f", the adapters {_mib(self.adapters)}" if self.adapters else ""
+        return f", the adapters {format_bytes(self.adapters)}" if self.adapters else ""
 
     @property
     def remedy(self) -> str:
@@ -165,12 +165,12 @@ def count_blocks(
     asked = options.kv_cache_memory_bytes
     if asked is not None:
         if asked > room:
-            kept = f", libraries {_mib(reserve)}" if reserve else ""
+            kept = f", libraries {format_bytes(reserve)}" if reserve else ""
             raise ConfigurationError(
-                f"a KV cache of {_mib(asked)} does not fit: {_mib(memory.free)} are free once the "
-                f"weights are loaded{memory.others}, and of them the largest step needs "
-                f"{_mib(needs.activations)}{needs.of_adapters}{kept}. Lower --kv-cache-memory by "
-                f"at least {_mib(asked - room)}, or {needs.remedy}"
+                f"a KV cache of {format_bytes(asked)} does not fit: {format_bytes(memory.free)} "
+                f"are free once the weights are loaded{memory.others}, and of them the largest step "
+                f"needs {format_bytes(needs.activations)}{needs.of_adapters}{kept}. Lower "
+                f"--kv-cache-memory by at least {format_at_least(asked - room)}, or {needs.remedy}"
             )
         budget = asked
     else:
@@ -181,8 +181,8 @@ def count_blocks(
     num_blocks = budget // layout.block_bytes
     if num_blocks < 2 and asked is not None:
         raise ConfigurationError(
-            f"a KV cache of {asked} bytes holds no tokens: one request of max_model_len "
-            f"{max_model_len} tokens needs {_mib(longest * layout.block_bytes)}. Give "
+            f"a KV cache of {format_bytes(asked)} holds no tokens: one request of max_model_len "
+            f"{max_model_len} tokens needs {format_bytes(longest * layout.block_bytes)}. Give "
             f"--kv-cache-memory {longest * layout.block_bytes}, or lower --max-model-len"
         )
     if num_blocks < 2:  # the null block holds no tokens
@@ -201,10 +201,11 @@ def _raise_no_room(
 ) -> NoReturn:
     missing = 2 * layout.block_bytes - budget
     text = (
-        f"no memory is left for the KV cache: {_mib(memory.total)} in all, {_mib(memory.free)} of "
-        f"them free{memory.others}; weights take {_mib(memory.own)}, the largest step "
-        f"{_mib(needs.activations)}{needs.of_adapters}, and one block "
-        f"{_mib(layout.block_bytes)}; {_mib(missing)} are missing. "
+        f"no memory is left for the KV cache: {format_bytes(memory.total)} in all, "
+        f"{format_bytes(memory.free)} of them free{memory.others}; weights take "
+        f"{format_bytes(memory.own)}, the largest step "
+        f"{format_bytes(needs.activations)}{needs.of_adapters}, and one block "
+        f"{format_bytes(layout.block_bytes)}; {format_at_least(missing)} are missing. "
     )
     share = options.memory_utilization or _DEFAULT_UTILIZATION[device_type]
     if room >= 2 * layout.block_bytes:
@@ -213,10 +214,6 @@ def _raise_no_room(
     raise ConfigurationError(
         f"{text}{memory.remedy}, lower {needs.remedy}, or take a smaller model or dtype"
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.1f} MiB"
 
 
 @contextlib.contextmanager
@@ -229,8 +226,9 @@ def out_of_memory_named(device: torch.device, what: str, advice: str) -> Iterato
         free, total = torch.cuda.mem_get_info(device)
         own = torch.cuda.memory_allocated(device)
         raise ConfigurationError(
-            f"{what} did not fit on {device}: {_mib(total)} in all, {_mib(own)} used by this "
-            f"process and {_mib(free)} free{_gpu_users(device, total - free - own)}. {advice}"
+            f"{what} did not fit on {device}: {format_bytes(total)} in all, {format_bytes(own)} "
+            f"used by this process and {format_bytes(free)} free"
+            f"{_gpu_users(device, total - free - own)}. {advice}"
         ) from error
 
 
@@ -248,12 +246,13 @@ def _gpu_users(device: torch.device, elsewhere: int) -> str:
         processes = []
     users = [
         f"process {process.pid}"
-        + ("" if process.usedGpuMemory is None else f" {_mib(process.usedGpuMemory)}")
+        + ("" if process.usedGpuMemory is None else f" {format_bytes(process.usedGpuMemory)}")
         for process in processes
         if process.pid != os.getpid()
     ]
     if users:
         return f" (in use by others: {', '.join(users)})"
     if elsewhere > _CONTEXT_BYTES:
-        return f" (in use by others, whom the driver does not name here: about {_mib(elsewhere)})"
+        about = format_bytes(elsewhere)
+        return f" (in use by others, whom the driver does not name here: about {about})"
     return ""

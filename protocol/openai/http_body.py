@@ -1,6 +1,7 @@
 """What a server takes as the body of a request, before it looks into it."""
 
 from pagelet.protocol.openai.errors import ApiError
+from pagelet.protocol.sizes import format_bytes
 
 _MOST_VALUES = 400_000
 _MOST_STRINGS = 100_000
@@ -35,7 +36,7 @@ def too_large(limit: int) -> ApiError:
     """The error for a body of more than `limit` bytes."""
     return ApiError(
         413,
-        f"The request body is larger than the {limit} bytes that this server takes.",
+        f"The request body is larger than the {format_bytes(limit)} that this server takes.",
         code="request_too_large",
         headers={"Connection": "close"},
         reason="too_large",

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from pagelet.cli.main import app
 from pagelet.local.wanted import MOST_BYTES, MOST_REPLICAS
+from pagelet.protocol.sizes import format_bytes
 
 SERVICE = """\
 apiVersion: pagelet.dev/v1alpha1
@@ -254,7 +255,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
-    words = f" has more than the {MOST_BYTES:,} bytes that are read"
+    words = f" has more than the {format_bytes(MOST_BYTES)} that are read"
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (MOST_BYTES + 1))
     assert up(large) == words

@@ -8,7 +8,7 @@ import pytest
 
 from pagelet.agent.doctor import gpu, memory, system
 from pagelet.agent.doctor.before_serving import check_before_serving
-from pagelet.agent.doctor.checks import Finding, format_bytes
+from pagelet.agent.doctor.checks import Finding
 from pagelet.agent.doctor.kernels import check_kernels
 from pagelet.agent.doctor.model import check_model
 from pagelet.agent.doctor.processor import check_cores, check_instructions
@@ -275,13 +275,6 @@ def test_serving_asks_for_what_the_options_need(monkeypatch: pytest.MonkeyPatch)
     assert failed(EngineOptions(model=model)) == []
     assert failed(EngineOptions(model=model, device="cuda"))
     assert failed(EngineOptions(model=model, device="cuda", runner="simulated")) == []
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1.0 MiB"), (3 << 39, "1.5 TiB")]
-)
-def test_sizes_are_written_for_people(size: int, text: str) -> None:
-    assert format_bytes(size) == text
 
 
 def test_a_step_should_have_a_token_for_each_request() -> None:

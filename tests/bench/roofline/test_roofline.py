@@ -191,6 +191,14 @@ def test_the_command_says_what_there_is_instead(arguments: list[str], named: str
     assert named in " ".join(result.output.split())
 
 
+def test_the_command_tells_its_guesses_in_words() -> None:
+    result = run("--read-efficiency", "0.29", "--flops-efficiency", "0.5")
+    *_, guesses = result.stdout.partition("with these guesses:")
+    for words in ("29 % of the memory's rate", "50 % of the matrix rate", "1 ms", "10 us", "2 GB"):
+        assert words in guesses
+    assert "{" not in guesses
+
+
 def test_the_command_says_when_the_weights_do_not_fit() -> None:
     result = run("--model", "llama-3.1-70b", "--gpu", "l4")
     assert result.exit_code == 0

@@ -178,11 +178,11 @@ def test_co_tenants_are_named(gpu: list[Any]) -> None:
     ]
     found = read_device_memory(GPU, 9 * GIB, CpuOptions())
     assert (found.total, found.free, found.own) == (80 * GIB, 30 * GIB, 10 * GIB)
-    assert found.others == " (in use by others: process 77 38,912.0 MiB, process 78)"
+    assert found.others == " (in use by others: process 77 38.0 GiB, process 78)"
 
 
 def test_use_by_processes_that_the_driver_hides_is_told(gpu: list[Any]) -> None:
-    assert "about 40,960.0 MiB" in read_device_memory(GPU, GIB, CpuOptions()).others
+    assert "about 40.0 GiB" in read_device_memory(GPU, GIB, CpuOptions()).others
 
 
 def test_alone_nobody_is_named(gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
