@@ -168,8 +168,8 @@ def count_blocks(
             kept = f", libraries {format_bytes(reserve)}" if reserve else ""
             raise ConfigurationError(
                 f"a KV cache of {format_bytes(asked)} does not fit: {format_bytes(memory.free)} "
-                f"are free once the weights are loaded{memory.others}, and of them the largest step "
-                f"needs {format_bytes(needs.activations)}{needs.of_adapters}{kept}. Lower "
+                f"are free once the weights are loaded{memory.others}, and of them the largest "
+                f"step needs {format_bytes(needs.activations)}{needs.of_adapters}{kept}. Lower "
                 f"--kv-cache-memory by at least {format_at_least(asked - room)}, or {needs.remedy}"
             )
         budget = asked
