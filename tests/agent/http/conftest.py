@@ -41,10 +41,10 @@ class RunningServer:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="-", max_retries=0)
 
     def post(self, path, **options):
-        return httpx.post(self.url + path, **options)
+        return httpx.post(self.url + path, **({"timeout": 60} | options))
 
     def get(self, path, **options):
-        return httpx.get(self.url + path, **options)
+        return httpx.get(self.url + path, **({"timeout": 60} | options))
 
     def run(self, function):
         """Calls `function` on the server's loop."""
@@ -52,21 +52,20 @@ class RunningServer:
         async def call():
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(60)
 
     def finish(self, function):
         """Awaits `function()` on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(60)
 
     def wait_until(self, condition):
         """Until `condition()` holds on the server's loop. Its truth is taken there too: a list of
         the loop's that it returns may fill before this thread looks at it."""
 
-        for _ in range(2000):
-            if self.run(lambda: bool(condition())):
-                return
+        deadline = time.monotonic() + 60
+        while not self.run(lambda: bool(condition())):
+            assert time.monotonic() < deadline, "it did not come to that within 60 s"
             time.sleep(0.005)
-        raise TimeoutError("it did not come to that within 10 s")
 
 
 @contextlib.contextmanager
@@ -103,11 +102,11 @@ def serving(make_llm, num_engines=1, **settings):
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(60)
         yield made["server"]
     finally:
         made["uvicorn"].should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
     assert not thread.is_alive()
 

@@ -64,7 +64,7 @@ def core_in_thread(options, folder, index):
         yield path, beat
     finally:
         server.stopping = True
-        thread.join(20)
+        thread.join(60)
         server.close()
         listener.close()
         core.close()

@@ -139,7 +139,7 @@ async def test_a_client_that_goes_away_ends_the_search(server):
     await asyncio.to_thread(server.wait_until, lambda: server.llm.num_unfinished > 1)
     writer.close()
     await asyncio.to_thread(server.wait_until, lambda: not server.state.admission.in_flight)
-    assert server.llm.num_unfinished == 0
+    await asyncio.to_thread(server.wait_until, lambda: server.llm.num_unfinished == 0)
     await asyncio.to_thread(
         server.wait_until, lambda: not any(stats.num_running for stats in server.llm.engine_stats)
     )

@@ -33,7 +33,7 @@ def test_errors_have_openais_types(serve):
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny"])
 def test_the_head_alone_can_be_asked_for(server, path):
-    got, head = server.get(path), httpx.head(server.url + path)
+    got, head = server.get(path), httpx.head(server.url + path, timeout=60)
     assert head.status_code == got.status_code == 200
     assert head.headers["content-type"] == got.headers["content-type"]
     assert head.content == b""
@@ -42,8 +42,8 @@ def test_the_head_alone_can_be_asked_for(server, path):
 
 
 def test_the_head_of_what_is_not_there(server):
-    assert httpx.head(f"{server.url}/v1/models/gpt").status_code == 404
-    refused = httpx.head(f"{server.url}/v1/chat/completions")
+    assert httpx.head(f"{server.url}/v1/models/gpt", timeout=60).status_code == 404
+    refused = httpx.head(f"{server.url}/v1/chat/completions", timeout=60)
     assert refused.status_code == 405
     assert refused.headers["allow"] == "POST"
 
@@ -59,7 +59,7 @@ def test_what_is_not_allowed_is_told_with_what_is(server):
         ("/v1/responses/resp_1", ("PUT", "PATCH"), {"GET", "HEAD", "DELETE"}),
     ):
         for method in asked:
-            answer = httpx.request(method, server.url + path)
+            answer = httpx.request(method, server.url + path, timeout=60)
             assert answer.status_code == 405, (method, path)
             told = set(answer.headers["allow"].split(", "))
             # A router leaves it to its replicas which of a response's paths takes a POST.

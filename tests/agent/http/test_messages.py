@@ -190,18 +190,18 @@ def test_what_is_not_served_is_named(server, client, extra, named):
     body = caught.value.body
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
-    assert server.state.admission.in_flight == 0
+    server.wait_until(lambda: server.state.admission.in_flight == 0)
 
 
 @DIRECT_AND_ROUTED
 def test_broken_bodies_get_the_right_shape(server):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         for data in (b"", b"{", b"[]", b"\xff", b"{}"):
-            response = httpx.post(server.url + path, content=data)
+            response = httpx.post(server.url + path, content=data, timeout=60)
             assert response.status_code == 400
             assert response.json()["type"] == "error"
             assert response.json()["error"]["type"] == "invalid_request_error"
-    assert httpx.get(server.url + "/v1/messages").json()["type"] == "error"
+    assert httpx.get(server.url + "/v1/messages", timeout=60).json()["type"] == "error"
 
 
 @DIRECT_AND_ROUTED

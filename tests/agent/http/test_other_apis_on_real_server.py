@@ -287,6 +287,6 @@ def test_no_body_gives_a_5xx(http, sent):
 
 
 def test_nothing_is_left_running(server):
-    assert server.state.admission.in_flight == 0
+    server.wait_until(lambda: server.state.admission.in_flight == 0)
     server.wait_until(lambda: server.state.open_requests == 0)
     assert server.get("/health").status_code == 200

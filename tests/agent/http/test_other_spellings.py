@@ -21,7 +21,7 @@ PATH = "/v1/chat/completions"
 def test_clients_of_http_1_0_get_no_chunks(server, stream):
     body = json.dumps(CHAT | {"stream": stream}).encode()
     head = b"POST %b HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head % (PATH.encode(), len(body)) + body)
         answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until it is closed
     headers, _, content = answer.partition(b"\r\n\r\n")
@@ -45,7 +45,7 @@ def test_clients_that_send_no_more_are_answered(server, stream):
     head = b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
     behaviour = server.llm.behaviour
     behaviour.text, behaviour.hold = "!", server.run(asyncio.Event)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head % (PATH.encode(), len(body)) + body)
         client.shutdown(socket.SHUT_WR)
         assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it has been seen
@@ -108,14 +108,14 @@ def test_others_are_answered_while_a_long_body_is_validated(server, monkeypatch)
 
     def slow(data, model):
         seen.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return parse(data, model)
 
     monkeypatch.setattr(body, "parse", slow)
     with ThreadPoolExecutor(1) as clients:
         long = clients.submit(server.post, PATH, json=CHAT | LONG, timeout=60)
         try:
-            assert seen.wait(20)
+            assert seen.wait(60)
             assert server.get("/health").status_code == 200
         finally:
             go_on.set()

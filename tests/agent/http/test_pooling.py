@@ -100,7 +100,7 @@ def test_every_form_of_input_gives_the_same(embedding, url, tokenizer, given):
     ids = tokenizer.encode(TEXTS[0])
     forms = {"text": TEXTS[0], "texts": [TEXTS[0]], "tokens": ids, "token lists": [ids, ids]}
     body = {"model": "tiny", "input": forms[given]}
-    answer = httpx.post(f"{url}/v1/embeddings", json=body).json()
+    answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()
     assert len(answer["data"]) == (2 if given == "token lists" else 1)
     for item in answer["data"]:
         np.testing.assert_allclose(item["embedding"], unit_vector(embedding[0], ids), atol=1e-5)
@@ -109,12 +109,12 @@ def test_every_form_of_input_gives_the_same(embedding, url, tokenizer, given):
 def test_a_long_input_is_refused_or_cut_to_its_end(embedding, tokenizer):
     body = {"model": "tiny", "input": "word " * 400}
     url = f"{embedding[1]}/v1/embeddings"
-    refused = httpx.post(url, json=body)
+    refused = httpx.post(url, json=body, timeout=60)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     ids = tokenizer.encode(body["input"])
     for most, kept in ((-1, 256), (7, 7)):
-        answer = httpx.post(url, json=body | {"truncate_prompt_tokens": most}).json()
+        answer = httpx.post(url, json=body | {"truncate_prompt_tokens": most}, timeout=60).json()
         vector = unit_vector(embedding[0], ids[-kept:])
         np.testing.assert_allclose(answer["data"][0]["embedding"], vector, atol=1e-5)
         assert answer["usage"]["prompt_tokens"] == kept
@@ -159,7 +159,7 @@ def test_a_long_input_is_refused_or_cut_to_its_end(embedding, tokenizer):
     ],
 )
 def test_what_cannot_be_served_is_refused(embedding, path, body, param, words):
-    answer = httpx.post(f"{embedding[1]}/v1/{path}", json={"model": "tiny"} | body)
+    answer = httpx.post(f"{embedding[1]}/v1/{path}", json={"model": "tiny"} | body, timeout=60)
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert words in error["message"]
@@ -179,11 +179,11 @@ def test_a_model_that_generates_gives_no_vectors():
 def test_scores_of_an_embedding_model_are_cosines(embedding, url, tokenizer, path):
     units = [unit_vector(embedding[0], ids) for ids in tokenizer.encode_batch(TEXTS)]
     body = {"model": "tiny", "text_1": TEXTS[0], "text_2": TEXTS}
-    answer = httpx.post(url + path, json=body).json()
+    answer = httpx.post(url + path, json=body, timeout=60).json()
     scores = [item["score"] for item in answer["data"]]
     np.testing.assert_allclose(scores, [units[0] @ unit for unit in units], atol=1e-5)
     body = {"model": "tiny", "queries": TEXTS, "documents": TEXTS[::-1]}
-    answer = httpx.post(url + path, json=body).json()
+    answer = httpx.post(url + path, json=body, timeout=60).json()
     scores = [item["score"] for item in answer["data"]]
     expected = [one @ other for one, other in zip(units, units[::-1], strict=True)]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
@@ -201,7 +201,7 @@ def test_documents_come_in_the_order_of_their_scores(embedding, url, tokenizer, 
     units = [unit_vector(embedding[0], ids) for ids in tokenizer.encode_batch(TEXTS)]
     documents = [TEXTS[1], {"text": TEXTS[0]}, TEXTS[2]]
     body = {"model": "tiny", "query": TEXTS[0], "documents": documents}
-    results = httpx.post(url + path, json=body).json()["results"]
+    results = httpx.post(url + path, json=body, timeout=60).json()["results"]
     assert results[0]["index"] == 1
     assert results[0]["document"] == {"text": TEXTS[0]}
     scores = {1: units[0] @ units[0], 0: units[0] @ units[1], 2: units[0] @ units[2]}
@@ -209,7 +209,7 @@ def test_documents_come_in_the_order_of_their_scores(embedding, url, tokenizer, 
     for item in results:
         assert item["relevance_score"] == pytest.approx(scores[item["index"]], abs=1e-5)
     body |= {"top_n": 2, "return_documents": False}
-    fewer = httpx.post(url + path, json=body).json()["results"]
+    fewer = httpx.post(url + path, json=body, timeout=60).json()["results"]
     assert fewer == [{k: v for k, v in item.items() if k != "document"} for item in results[:2]]
 
 

@@ -7,7 +7,6 @@ PAGELET_FUZZ_EXAMPLES sets the number of random requests.
 import asyncio
 import json
 import os
-import time
 
 import httpx
 import openai
@@ -20,6 +19,7 @@ from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from support.fleet import Command, running
+from support.processes import wait_for
 
 EXAMPLES = int(os.environ.get("PAGELET_FUZZ_EXAMPLES", "1000"))
 MESSAGES = [{"role": "user", "content": "Count to three."}]
@@ -138,13 +138,9 @@ def test_disconnects_leave_nothing_running(http, url, model):
             client.stream("POST", "/v1/completions", json=body) as response,
         ):
             next(response.iter_lines())
-    for _ in range(200):
-        if metric(http, "vllm:num_requests_running") == 0:
-            break
-        time.sleep(0.05)
-    assert metric(http, "vllm:num_requests_running") == 0
-    assert metric(http, "vllm:kv_cache_usage_perc") == 0
-    assert metric(http, "pagelet_open_requests") == 0
+    wait_for(lambda: metric(http, "vllm:num_requests_running") == 0)
+    wait_for(lambda: metric(http, "vllm:kv_cache_usage_perc") == 0)
+    wait_for(lambda: metric(http, "pagelet_open_requests") == 0)
     assert metric(http, 'vllm:request_success_total{model_name="') >= 3
 
 
@@ -349,6 +345,6 @@ def test_the_engine_outlived_it_all(http, client, model):
     """Last of this module."""
     assert http.get("/health").status_code == 200
     assert metric(http, "pagelet_engine_starts_total") == 1
-    assert metric(http, "vllm:num_requests_running") == 0
-    assert metric(http, "vllm:kv_cache_usage_perc") == 0
+    wait_for(lambda: metric(http, "vllm:num_requests_running") == 0)
+    wait_for(lambda: metric(http, "vllm:kv_cache_usage_perc") == 0)
     client.completions.create(model=model, prompt="still here?", max_tokens=1)

@@ -133,8 +133,8 @@ def test_a_drain_shows_and_a_key_is_needed(caplog):
 
 def test_a_server_without_an_engine_describes_nothing(server, caplog):
     caplog.set_level(logging.INFO, "pagelet.access")
-    assert httpx.get(server.url + "/v1/replica").status_code == 503
-    httpx.get(server.url + "/v1/models")
+    assert httpx.get(server.url + "/v1/replica", timeout=60).status_code == 503
+    httpx.get(server.url + "/v1/models", timeout=60)
 
     def logged():
         return [record.path for record in caplog.records if record.name == "pagelet.access"]

@@ -292,7 +292,7 @@ def test_other_errors_are_as_elsewhere(server, client):
     with pytest.raises(openai.NotFoundError):
         respond(client, model="gpt")
     for data in (b"", b"{", b"[]", b"\xff", b'{"model": "tiny", "input": NaN}'):
-        response = httpx.post(server.url + "/v1/responses", content=data)
+        response = httpx.post(server.url + "/v1/responses", content=data, timeout=60)
         assert response.status_code == 400
         assert response.json()["error"]["type"] == "invalid_request_error"
     server.llm.is_ready = False

@@ -124,7 +124,7 @@ def test_no_other_owner_sees_it(serve):
         with pytest.raises(openai.BadRequestError, match="not found"):
             respond(two, previous_response_id=answer.id)
         headers = {"Authorization": "Bearer one", "X-Pagelet-Tenant": "other"}
-        found = httpx.get(f"{keeper.url}/v1/responses/{answer.id}", headers=headers)
+        found = httpx.get(f"{keeper.url}/v1/responses/{answer.id}", headers=headers, timeout=60)
         assert found.status_code == 404
         assert one.responses.retrieve(answer.id) == answer
 
@@ -140,7 +140,7 @@ def test_in_the_background(keeper, client):
     assert (done.status, done.output_text) == ("completed", TEXT)
     assert done.usage.output_tokens == len(TEXT)
     assert client.responses.cancel(begun.id) == done  # too late
-    assert keeper.state.open_requests == 0
+    keeper.wait_until(lambda: keeper.state.open_requests == 0)
 
 
 @pytest.mark.parametrize("ended", ["cancel", "delete"])
