@@ -343,8 +343,26 @@ class ModelRunner:
             self._copy_blocks(plan.new_requests)
         if self._is_plain_decode(plan):
             assert self._plain_decode is not None
-            return EndedStep(self._plain_decode.run(plan, masks))
+            if not self._rows.look_at_logits:
+                return EndedStep(self._plain_decode.run(plan, masks))
+            return self._draw(plan, *self._plain_decode.compute_logits(plan), masks)
         return self._queue(plan, masks)
+
+    @torch.inference_mode()
+    def _draw(
+        self,
+        plan: SchedulerOutput,
+        logits: torch.Tensor,
+        rows: IntArray,
+        positions: IntArray,
+        masks: Callable[[], TokenMasks] | None,
+    ) -> LaunchedStep:
+        """The end of a step that draws a token for each of its requests."""
+        every = range(len(plan.scheduled))
+        masked = self._masked(plan, np.array(every), masks)
+        sampled = self._sample(raw_logits(logits, self._num_tokens), rows, positions, masked)
+        nothing = PromptLogprobs([], [])
+        return LaunchedStep(plan, every, sampled, nothing, {}, self._copies, {})
 
     def _copy_blocks(self, requests: Sequence[NewRequestData]) -> None:
         pairs = [pair for data in requests for pair in data.copied_blocks]
@@ -373,14 +391,15 @@ class ModelRunner:
         sampling, last_tokens, positions = inputs.sampled_rows()
         sampled = None
         if len(sampling):
-            masked = None
-            if plan.constrained:
-                assert masks is not None
-                masked = masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
             of_rows = hidden
             if len(last_tokens) < len(hidden):
                 of_rows = hidden[to_device(last_tokens, self.device)]
-            sampled = self._sample(of_rows, inputs.rows[sampling], positions, masked)
+            sampled = self._sample(
+                self._compute_logits(of_rows),
+                inputs.rows[sampling],
+                positions,
+                self._masked(plan, sampling, masks),
+            )
         step = LaunchedStep(
             plan, sampling.tolist(), sampled, of_prompts, pooled, self._copies, failed
         )
@@ -409,16 +428,26 @@ class ModelRunner:
                 at = np.arange(position, position + len(tokens))
                 self._rows.append(row, at, torch.tensor(tokens, device=self.device))
 
+    @staticmethod
+    def _masked(
+        plan: SchedulerOutput, sampling: IntArray, masks: Callable[[], TokenMasks] | None
+    ) -> Callable[[], MaskedRows] | None:
+        """What waits for the masks of those of a plan's requests that draw tokens, if any have
+        some."""
+        if not plan.constrained:
+            return None
+        assert masks is not None
+        return masked_rows(np.flatnonzero(np.isin(sampling, plan.constrained)), masks)
+
     def _sample(
         self,
-        hidden: torch.Tensor,
+        logits: torch.Tensor,
         rows: IntArray,
         positions: IntArray,
         masked: Callable[[], MaskedRows] | None,
     ) -> Sampled:
-        """Draws a token for each of `hidden` [num_rows, hidden_size] and writes it to its place in
+        """Draws a token for each of `logits` [num_rows, vocab_size] and writes it to its place in
         the state row, where the next step finds it."""
-        logits = self._compute_logits(hidden)
         sampled = sample_tokens(logits, self._rows, rows, positions, masked)
         self._rows.append(rows, positions, sampled.token_ids)
         return sampled

@@ -3,9 +3,9 @@
 Between the operations of a step all cores wait for Python, and its code is cold by then, as the
 weights of a step have gone through the caches: what takes 50 microseconds of a busy interpreter
 takes 200 there, and threads that fell asleep are woken up again. A step in which every request
-computes one token, draws one, and asks for nothing else that looks at logits, is recorded as a
-whole, but for the place where it waits for the masks of grammars; others take the general way, to
-the same tokens.
+computes one token and draws one is recorded as a whole, but for the place where it waits for the
+masks of grammars, and up to its logits if a request asks for more of them than a token. Others take
+the general way, to the same tokens.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pagelet.engine.models.causal_lm import CausalLM
 from pagelet.engine.runner.masks import masked_rows
 from pagelet.engine.runner.results import BROKEN
 from pagelet.engine.runner.sampler import draw_columns
-from pagelet.engine.runner.state import RequestRows
+from pagelet.engine.runner.state import IntArray, RequestRows
 from pagelet.engine.step import RunnerOutput, SampledToken, SchedulerOutput, TokenMasks
 from pagelet.kernels.cpu.program import Program
 from pagelet.kernels.decode_inputs.cpu import record_decode_inputs, record_keep_tokens
@@ -66,7 +66,8 @@ class PlainDecode:
         record_decode_inputs(self._until_logits, inputs)
         self._until_logits.extend(forward)
         assert model.lm_head is not None
-        logits = model.lm_head.record(self._until_logits, hidden[: self._most])[:, :num_tokens]
+        self._logits = model.lm_head.record(self._until_logits, hidden[: self._most])
+        logits = self._logits[:, :num_tokens]
         draw = Program()
         self._draw = RecordedSample(draw, logits)
         record_keep_tokens(draw, inputs, self._draw.token_ids)
@@ -84,7 +85,8 @@ class PlainDecode:
         """Whether a step is of this kind."""
         return (
             0 < len(plan.scheduled) <= self._most
-            and not self._rows.look_at_logits
+            and not self._rows.pooling
+            and not self._rows.with_prompt_logprobs
             and all(
                 entry.num_tokens == 1 and entry.samples and not entry.draft_token_ids
                 for entry in plan.scheduled
@@ -94,12 +96,10 @@ class PlainDecode:
     def run(
         self, plan: SchedulerOutput, masks: Callable[[], TokenMasks] | None = None
     ) -> RunnerOutput:
-        """Computes such a step, and writes its tokens to the state rows. `masks` waits for those of
-        a plan with `constrained` requests."""
+        """Computes such a step, and writes its tokens to the state rows. No row may look at logits.
+        `masks` waits for those of a plan with `constrained` requests."""
         count = len(plan.scheduled)
-        row_index, positions = self._row_index[:count], self._positions[:count]
-        row_index[:] = self._rows.find(entry.request_id for entry in plan.scheduled)
-        positions[:] = [entry.num_computed_tokens for entry in plan.scheduled]
+        row_index, positions = self._place(plan)
         if self._rows.drawn or self._draws:
             self._draws = bool(self._rows.drawn)
             columns = draw_columns(self._rows, row_index, positions + 1)
@@ -132,3 +132,20 @@ class PlainDecode:
                 )
             ],
         )
+
+    def compute_logits(self, plan: SchedulerOutput) -> tuple[torch.Tensor, IntArray, IntArray]:
+        """Computes such a step up to its logits [num_requests, vocab_size], which are there until
+        the next one; the state rows of its requests, and the positions of the tokens to draw."""
+        count = len(plan.scheduled)
+        row_index, positions = self._place(plan)
+        self._until_logits.run(count, count)
+        return self._logits[:count], row_index, positions + 1
+
+    def _place(self, plan: SchedulerOutput) -> tuple[IntArray, IntArray]:
+        """The state rows of a step's requests, and the positions of their tokens, both written to
+        where the program finds them."""
+        count = len(plan.scheduled)
+        row_index, positions = self._row_index[:count], self._positions[:count]
+        row_index[:] = self._rows.find(entry.request_id for entry in plan.scheduled)
+        positions[:] = [entry.num_computed_tokens for entry in plan.scheduled]
+        return row_index, positions

@@ -29,7 +29,6 @@ DRAWS = [
 ]
 ASKS = [
     {"logprobs": 2},
-    {"prompt_logprobs": 0},
     {"min_tokens": 4},
     {"logit_bias": {5: 3.0}},
     {"repetition_penalty": 1.4},
@@ -39,18 +38,29 @@ ASKS = [
 ]
 
 
+def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """The requests of each step that a method of `PlainDecode` ran."""
+    counts: list[int] = []
+    run = getattr(PlainDecode, name)
+
+    def counted(self, plan, *others):
+        counts.append(len(plan.scheduled))
+        return run(self, plan, *others)
+
+    monkeypatch.setattr(PlainDecode, name, counted)
+    return counts
+
+
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The requests of each step that was run as a whole."""
-    counts: list[int] = []
-    run = PlainDecode.run
+    return counting(monkeypatch, "run")
 
-    def counted(self, plan, masks=None):
-        counts.append(len(plan.scheduled))
-        return run(self, plan, masks)
 
-    monkeypatch.setattr(PlainDecode, "run", counted)
-    return counts
+@pytest.fixture
+def up_to_logits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Likewise, of those that were run up to their logits."""
+    return counting(monkeypatch, "compute_logits")
 
 
 def make(model, real_tokens=None):
@@ -91,23 +101,31 @@ def generate(model, requests, seed, real_tokens=None, masked=False):
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("asks", [[], ASKS], ids=["plain", "with-others"])
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
-def test_tokens_are_those_of_the_general_way(kind, asks, masked, recorded, monkeypatch):
+def test_tokens_are_those_of_the_general_way(
+    kind, asks, masked, recorded, up_to_logits, monkeypatch
+):
     model = tiny_transformers_model(kind, **KINDS[kind])
     requests = [*DRAWS, *asks]
     got = generate(model, requests, seed=1, real_tokens=90, masked=masked)
-    assert asks or len(recorded) > 10
+    assert len(up_to_logits if asks else recorded) > 10
     monkeypatch.setattr(PlainDecode, "takes", lambda self, plan: False)
     recorded.clear()
+    up_to_logits.clear()
     assert got == generate(model, requests, seed=1, real_tokens=90, masked=masked)
-    assert not recorded
+    assert recorded == up_to_logits == []
     assert max(map(max, got)) < 90
 
 
 @pytest.mark.parametrize("params", ASKS, ids=lambda params: next(iter(params)))
-def test_steps_that_look_at_logits_go_the_general_way(params, recorded):
-    model = tiny_transformers_model("Llama")
-    generate(model, [{}, params], seed=2)
+def test_steps_that_look_at_logits_are_recorded_up_to_these(params, recorded, up_to_logits):
+    generate(tiny_transformers_model("Llama"), [{}, params], seed=2)
     assert not recorded
+    assert up_to_logits
+
+
+def test_steps_of_prompts_whose_logprobs_are_asked_for_go_the_general_way(recorded, up_to_logits):
+    generate(tiny_transformers_model("Llama"), [{}, {"prompt_logprobs": 0}], seed=2)
+    assert recorded == up_to_logits == []
 
 
 def test_requests_that_ask_for_nothing_more_go_the_short_way_again(recorded):
