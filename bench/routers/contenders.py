@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pagelet.bench.server import HOST, PAGELET
+from pagelet.bench.server import HOST, PAGELET, free_port
 
 Command = Callable[[str, str, int, Sequence["Target"]], list[str]]
 """From program, policy, port and replicas."""
@@ -50,13 +50,21 @@ def _smg(program: str, policy: str, port: int, targets: Sequence[Target]) -> lis
     urls = [target.url for target in targets]
     options = ("--policy", policy, "--host", HOST, "--port", str(port), "--log-level", "warn")
     # Its default port for metrics is fixed; 0 would be refused.
-    return [program, "launch", *options, "--prometheus-port", str(port + 1), "--worker-urls", *urls]
+    return [
+        program,
+        "launch",
+        *options,
+        "--prometheus-port",
+        str(free_port(port + 1)),
+        "--worker-urls",
+        *urls,
+    ]
 
 
 def _vllm(program: str, policy: str, port: int, targets: Sequence[Target]) -> list[str]:
     urls = [target.url for target in targets]
     options = ["--policy", policy, "--host", HOST, "--port", str(port), "--log-level", "warning"]
-    options += ["--prometheus-port", str(port + 1)]
+    options += ["--prometheus-port", str(free_port(port + 1))]
     if policy == "kv_aware":
         for target in targets:
             options += ["--kv-event-source", f"{target.url}={target.kv_events}"]
