@@ -93,5 +93,7 @@ class GrammarStore:
 
 
 def _step_back() -> None:
-    """Lowers the priority of the calling thread alone."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SLOW_PRIORITY)
+    """Lowers the priority of the calling thread alone, where it is not as low already."""
+    thread = threading.get_native_id()
+    lowest = max(_SLOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
+    os.setpriority(os.PRIO_PROCESS, thread, lowest)
