@@ -25,7 +25,7 @@ def router_thread(
     urls = [] if replicas_file else list(replica_urls)
     config = RouterConfig(
         models=[ModelRoute(pools=[Pool(replicas=urls, replicas_file=replicas_file)])],
-        proxy=ProxyOptions(health_interval=0.1, queue_timeout=60),
+        proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
         api_keys_file=api_keys_file,
     )
     listener = socket.create_server(("127.0.0.1", 0))
