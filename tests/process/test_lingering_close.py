@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 import uvloop
@@ -14,6 +13,7 @@ from pagelet.process.http_server import HTTPServer
 from pagelet.protocol.openai.errors import ApiError
 from pagelet.protocol.openai.http_body import check_announced_length, too_large
 from support.large_bodies import PIECE, by_curl, by_http_client, by_httpx
+from support.processes import wait_for
 
 LIMIT = 1 << 20
 REFUSED = b"it is too large"
@@ -62,7 +62,7 @@ def serving():
         yield listener.getsockname()[1], lambda: len(server.server_state.connections)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
     assert not thread.is_alive()
 
@@ -94,14 +94,6 @@ def refuse(port):
     return client
 
 
-def wait_until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise TimeoutError("it did not come to that within 10 s")
-
-
 def test_a_client_that_never_stops_is_cut_off(monkeypatch) -> None:
     monkeypatch.setattr(lingering_close, "MOST_BYTES", 1 << 20)
     with serving() as (port, connections), refuse(port) as client:
@@ -114,13 +106,13 @@ def test_a_client_that_never_stops_is_cut_off(monkeypatch) -> None:
 def test_a_client_that_never_closes_is_closed(monkeypatch) -> None:
     monkeypatch.setattr(lingering_close, "MOST_SECONDS", 0.2)
     with serving() as (port, connections), refuse(port):
-        wait_until(lambda: connections() == 0)
+        wait_for(lambda: connections() == 0)
 
 
 def test_a_client_that_closes_leaves_nothing() -> None:
     with serving() as (port, connections):
         refuse(port).close()
-        wait_until(lambda: connections() == 0)
+        wait_for(lambda: connections() == 0)
 
 
 def test_a_server_that_stops_waits_for_no_refused_client() -> None:

@@ -1,4 +1,4 @@
-"""One of three replicas answers twenty times slower than the others: it fails no request, and
+"""One of three replicas answers fifty times slower than the others: it fails no request, and
 before long few new ones go there."""
 
 import collections
@@ -18,7 +18,7 @@ COUNTED = 60
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow")
-    speeds = {"a": STEP, "b": STEP, "slow": 20 * STEP}
+    speeds = {"a": STEP, "b": STEP, "slow": 50 * STEP}
     replicas = {
         name: replica(folder / f"{name}.log", step_seconds=step) for name, step in speeds.items()
     }
