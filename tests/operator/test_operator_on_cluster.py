@@ -82,10 +82,10 @@ async def test_a_service_comes_changes_and_goes(
     assert found["status"]["selector"] == status["selector"]
     found["spec"]["replicas"] = 3
     await api.request("PUT", scale, body=found)
-    await eventually(lambda: three_replicas(api, namespace))
+    await eventually(lambda: wants(api, namespace, 3))
     await has(api, namespace, "Progressing", "False", "Complete")
     await asyncio.sleep(6)
-    assert (await api.deployment(namespace, f"{NAME}-agent"))["spec"]["replicas"] == 3
+    assert await wants(api, namespace, 3)
 
     # Nobody has put anything on it that could hold it.
     last = await api.service(namespace, NAME)
@@ -100,13 +100,26 @@ async def event_is_there(api: Api, namespace: str, reason: str) -> bool:
     return reason in {event["reason"] for event in events}
 
 
-async def three_replicas(api: Api, namespace: str) -> bool:
+async def wants(api: Api, namespace: str, replicas: int) -> bool:
     found = await api.deployment(namespace, f"{NAME}-agent")
-    return bool(found["spec"]["replicas"] == 3)
+    return bool(found["spec"]["replicas"] == replicas)
 
 
 async def nothing_is_left(api: Api, namespace: str) -> bool:
     return not await api.objects(namespace, NAME)
+
+
+async def is_gone(api: Api, path: str) -> bool:
+    try:
+        await api.request("GET", path)
+    except NotFound:
+        return True
+    return False
+
+
+async def is_refused(api: Api, namespace: str, words: str, name: str = NAME) -> bool:
+    """Whether a service says so."""
+    return words in condition(await api.service(namespace, name), "Valid")["message"]
 
 
 async def test_what_others_break_is_mended_and_what_they_add_is_left(
@@ -190,12 +203,8 @@ async def test_services_do_not_take_objects_from_one_another(
     before = (await is_made(api, namespace))["Service", f"{NAME}-agents"]
     other = make(name=f"{NAME}-agents", model={"uri": "package://a"}, router={"replicas": 1})
     await api.create(SERVICES, namespace, other)
-
-    async def told() -> bool:
-        found = condition(await api.service(namespace, f"{NAME}-agents"), "Valid")
-        return f"it belongs to InferenceService {NAME}" in found["message"]
-
-    await eventually(told)
+    whose = f"it belongs to InferenceService {NAME}"
+    await eventually(lambda: is_refused(api, namespace, whose, f"{NAME}-agents"))
     after = await api.get(SERVICE_OBJECTS, namespace, f"{NAME}-agents")
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
@@ -207,15 +216,7 @@ async def test_what_a_service_left_behind_is_taken_over_by_the_next_of_its_name(
     before = await is_made(api, namespace)
     path = SERVICES.path(namespace, NAME)
     await api.request("DELETE", path, {"propagationPolicy": "Orphan"})
-
-    async def gone() -> bool:
-        try:
-            await api.request("GET", path)
-        except NotFound:
-            return True
-        return False
-
-    await eventually(gone)
+    await eventually(lambda: is_gone(api, path))
     # Someone else has changed meanwhile what is planned, and the label by which it is found.
     labels = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
     agent = DEPLOYMENTS.path(namespace, f"{NAME}-agent")
@@ -260,12 +261,7 @@ async def test_what_cannot_work_is_said_and_the_old_replicas_stay(
 
     route = {"httpRoute": {"parentRefs": [{"name": "gateway"}]}}
     await api.patch_service(namespace, NAME, {"podTemplate": None, "exposure": route})
-
-    async def told() -> bool:
-        found = condition(await api.service(namespace, NAME), "Valid")
-        return "install the Gateway API" in found["message"]
-
-    await eventually(told)
+    await eventually(lambda: is_refused(api, namespace, "install the Gateway API"))
     await api.patch_service(namespace, NAME, {"exposure": {"httpRoute": None}})
     await has(api, namespace, "Valid", "True", "Accepted")
 
@@ -282,12 +278,7 @@ async def test_a_restarted_operator_finds_its_work_done(
     await api.patch_service(namespace, NAME, {"replicas": 2})
     port = free_port()
     with running_operator(control_plane, namespace, log, "--port", str(port)):
-
-        async def caught_up() -> bool:
-            found = await api.deployment(namespace, f"{NAME}-agent")
-            return bool(found["spec"]["replicas"] == 2)
-
-        await eventually(caught_up)
+        await eventually(lambda: wants(api, namespace, 2))
         await has(api, namespace, "Progressing", "False", "Complete")
         metrics = await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
         assert "pagelet_operator_applied_objects_total 1\n" in metrics, "the Deployment alone"
@@ -323,7 +314,7 @@ async def test_one_of_two_operators_acts_and_the_other_takes_over(
 
             await eventually(handed_over)
             await api.patch_service(namespace, NAME, {"replicas": 3})
-            await eventually(lambda: three_replicas(api, namespace))
+            await eventually(lambda: wants(api, namespace, 3))
     assert "first acts from now on" in logs[0].read_text()
     assert "Traceback" not in logs[0].read_text() + logs[1].read_text()
 
@@ -351,11 +342,7 @@ async def test_a_namespace_can_be_deleted_with_its_services(
 
     async def gone() -> bool:
         await api.end_pods(namespace)
-        try:
-            await api.request("GET", path)
-        except NotFound:
-            return True
-        return False
+        return await is_gone(api, path)
 
     await eventually(gone)
     assert "WARNING" not in operator["log"].read_text()
