@@ -13,6 +13,14 @@ import msgspec
 import numpy as np
 
 from pagelet.engine.adapters import AdapterRegistry
+from pagelet.engine.arguments import (
+    Prompt,
+    checked_number,
+    checked_sampling,
+    listed_adapters,
+    listed_prompts,
+    listed_sampling,
+)
 from pagelet.engine.beam_search import BeamSearch, check_searchable
 from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
@@ -33,8 +41,6 @@ from pagelet.protocol.engine import EngineCoreRequest
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.structured import StructuredOutput
-
-Prompt = str | Sequence[int]
 
 DEFAULT_MAX_TOKENS = 16
 """Of an answer to a raw prompt, as in OpenAI's completions and vLLM's `LLM`; a conversation's
@@ -94,6 +100,7 @@ class LLM:
             )
         with StageView() as stage:
             self._load(stage)
+        self._closed = False
 
     def _load(self, stage: Callable[[str], None]) -> None:
         files = resolve_model(self.options, download_progress(stage))
@@ -138,22 +145,14 @@ class LLM:
         adapter: str | Sequence[str | None] | None,
         progress: bool,
     ) -> list[Completion]:
-        listed = _as_list(prompts)
-        names = [adapter] * len(listed) if isinstance(adapter, str | None) else list(adapter)
-        if len(names) != len(listed):
-            raise InvalidRequest(f"{len(listed)} prompts but {len(names)} adapters", "adapter")
-        adapters = [self._adapter_of(name) for name in names]
-        params = (
-            [sampling or RequestedSampling()] * len(listed)
-            if not isinstance(sampling, Sequence)
-            else list(sampling)
-        )
-        if len(params) != len(listed):
-            raise InvalidRequest(f"{len(listed)} prompts but {len(params)} sampling parameters")
+        self._check_open()
+        listed = listed_prompts(prompts)
+        adapters = [self._adapter_of(name) for name in listed_adapters(adapter, len(listed))]
+        params = listed_sampling(sampling, len(listed))
         completions, requests = [], []
         encode = self.processor.prompts.encode
         for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
-            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            token_ids = encode(prompt) if isinstance(prompt, str) else prompt
             limit = wanted.default_max_tokens or default_max_tokens
             children = self.processor.process(
                 token_ids,
@@ -192,7 +191,10 @@ class LLM:
     ) -> Completion:
         """Answers a conversation by the model's chat template. Raises `InvalidRequest` for what is
         no conversation, or one that cannot be served."""
-        if not all(isinstance(message, dict) for message in messages):
+        self._check_open()
+        if not isinstance(messages, Sequence) or not all(
+            isinstance(message, dict) for message in messages
+        ):
             raise InvalidRequest(
                 "messages is one conversation, a list of {'role': ..., 'content': ...}; call chat "
                 "once for each conversation",
@@ -213,16 +215,17 @@ class LLM:
         """The `n` most likely answers to every prompt, the best first, by `BeamSearch`: a longer
         answer wins by a higher `length_penalty`. Raises as `generate`.
         """
+        self._check_open()
         lora = self._adapter_of(adapter)
-        sampling = sampling or RequestedSampling()
-        check_searchable(sampling, length_penalty)
+        sampling = checked_sampling(sampling)
+        check_searchable(sampling, checked_number("length_penalty", length_penalty))
         limit = sampling.default_max_tokens or DEFAULT_MAX_TOKENS
         sampling = dataclasses.replace(sampling, default_max_tokens=limit)
         searches, completions = [], []
-        for number, prompt in enumerate(_as_list(prompts)):
+        for number, prompt in enumerate(listed_prompts(prompts)):
             text = prompt if isinstance(prompt, str) else None
             encode = self.processor.prompts.encode
-            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            token_ids = encode(prompt) if isinstance(prompt, str) else prompt
             requests = self.processor.process(
                 token_ids,
                 sampling,
@@ -287,14 +290,15 @@ class LLM:
 
         Raises `InvalidRequest` before anything runs if any prompt cannot be served.
         """
+        self._check_open()
         lora = self._adapter_of(adapter)
         pooling = self.processor.pooling
         if pooling is not None and pooling.task != "embed":
             raise InvalidRequest("this model gives scores and no vectors")
         requests = []
-        for number, prompt in enumerate(_as_list(prompts)):
+        for number, prompt in enumerate(listed_prompts(prompts)):
             encode = self.processor.prompts.encode
-            token_ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            token_ids = encode(prompt) if isinstance(prompt, str) else prompt
             requests.append(
                 self.processor.process_pooled(
                     token_ids, request_id=f"prompt-{number}", arrival_time=time.monotonic()
@@ -320,7 +324,7 @@ class LLM:
     def _adapter_of(self, name: str | None) -> LoraAdapter | None:
         if name is None:
             return None
-        if name not in self.adapters:
+        if not isinstance(name, str) or name not in self.adapters:
             known = ", ".join(map(repr, self.adapters)) or "none"
             raise InvalidRequest(
                 f"there is no adapter {name!r}: the engine was made with {known}", "adapter"
@@ -361,8 +365,14 @@ class LLM:
             raise
 
     def close(self) -> None:
-        """Frees the model and stops its workers."""
-        self._core.close()
+        """Frees the model and stops its workers. From then on nothing else can be called."""
+        if not self._closed:
+            self._closed = True
+            self._core.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM is closed: make another, or call it inside of its `with`")
 
     def __enter__(self) -> Self:
         return self
@@ -390,15 +400,6 @@ class _Collector:
         if delta.finish_reason is not None:
             answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
             self._bar.advance(1)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    if items and isinstance(items[0], int):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
 
 
 def _engine_options(model: str, flat: dict[str, Any]) -> EngineOptions:

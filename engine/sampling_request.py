@@ -63,7 +63,8 @@ class RequestedSampling:
     skip_special_tokens: bool | None = None
     detokenize: bool | None = None
     structured: RequestedGrammar | None = None
-    """What the answer must match."""
+    """What the answer must match. `LLM` also takes a dict, as `structured_outputs` of the HTTP
+    API."""
     thinking: Thinking | None = None
     """Bounds how long an answer without `structured` thinks; otherwise that says it."""
     truncate_prompt_tokens: int | None = None

@@ -1,9 +1,9 @@
 """What an answer must match, from the several fields that a request may say it in."""
 
-from pagelet.engine.structured.requested import RequestedGrammar
+from pagelet.engine.structured.requested import RequestedGrammar, of_structured_outputs
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.generation import GenerationRequest
-from pagelet.protocol.openai.structured import ResponseFormat, StructuredOutputs
+from pagelet.protocol.openai.structured import ResponseFormat
 
 
 def requested_grammar(body: GenerationRequest) -> RequestedGrammar | None:
@@ -12,7 +12,7 @@ def requested_grammar(body: GenerationRequest) -> RequestedGrammar | None:
     if body.response_format is not None and body.response_format.type != "text":
         found.append(_of_response_format(body.response_format))
     if body.structured_outputs is not None:
-        found.append(_of_structured_outputs(body.structured_outputs))
+        found.append(of_structured_outputs(body.structured_outputs, "structured_outputs"))
     if body.guided_json is not None:
         found.append(RequestedGrammar(param="guided_json", json=body.guided_json))
     if body.guided_regex is not None:
@@ -38,15 +38,3 @@ def _of_response_format(wanted: ResponseFormat) -> RequestedGrammar:
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         return RequestedGrammar(param=param, json_object=True)
     return RequestedGrammar(param=param, json=wanted.json_schema.schema_)
-
-
-def _of_structured_outputs(wanted: StructuredOutputs) -> RequestedGrammar:
-    return RequestedGrammar(
-        param="structured_outputs",
-        json=wanted.json_,
-        json_object=bool(wanted.json_object),
-        regex=wanted.regex,
-        choice=wanted.choice,
-        grammar=wanted.grammar,
-        structural_tag=wanted.structural_tag,
-    )

@@ -3,15 +3,27 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagelet.engine.structured.json_schema import json_schema_grammar
 from pagelet.engine.structured.regex import portable
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.structured import Grammar, Thinking
 
+if TYPE_CHECKING:
+    from pagelet.protocol.openai.structured import StructuredOutputs
+
 MAX_GRAMMAR_CHARACTERS: Final = 512 * 1024
 MAX_CHOICES: Final = 10_000
+_CHOICE: Final = "a list of texts"
+_TYPES: Final = (
+    ("json", (dict, str, bool), "a JSON schema: a dict, a bool, or either as text"),
+    ("json_object", (bool,), "True or False"),
+    ("regex", (str,), "a text"),
+    ("choice", (list, tuple), _CHOICE),
+    ("grammar", (str,), "a text"),
+    ("structural_tag", (dict, str), "a dict, or that as text"),
+)
 _KINDS: Final = "json, json_object, regex, choice, grammar and structural_tag"
 
 
@@ -35,6 +47,20 @@ class RequestedGrammar:
     """A grammar that the server itself wrote."""
     thinking: Thinking | None = None
     """What may come before."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for values of wrong types."""
+        for name, kinds, words in _TYPES:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise self._wrong(name, words)
+        choice = self.choice
+        if choice is not None and not all(isinstance(each, str) for each in choice):
+            raise self._wrong("choice", _CHOICE)
+
+    def _wrong(self, name: str, words: str) -> InvalidRequest:
+        kind = type(getattr(self, name)).__name__
+        return InvalidRequest(f"{self.param}: {name} must be {words}, got {kind}", self.param)
 
     def build(self) -> Grammar:
         """The grammar in a library's words. Raises InvalidRequest."""
@@ -94,6 +120,36 @@ class RequestedGrammar:
         if not isinstance(tag, str):
             tag = json.dumps(tag, ensure_ascii=False)
         return Grammar("xgrammar", "structural_tag", _text(tag, self.param))
+
+
+def of_structured_outputs(wanted: "StructuredOutputs", param: str) -> RequestedGrammar:
+    """What the field of vLLM's asks."""
+    return RequestedGrammar(
+        param=param,
+        json=wanted.json_,
+        json_object=bool(wanted.json_object),
+        regex=wanted.regex,
+        choice=wanted.choice,
+        grammar=wanted.grammar,
+        structural_tag=wanted.structural_tag,
+    )
+
+
+def grammar_of(wanted: dict[str, Any], param: str) -> RequestedGrammar:
+    """What a dict asks, as the field `structured_outputs` of the HTTP API would. Raises
+    InvalidRequest."""
+    # Imported here since pydantic takes long, and few write dicts.
+    from pydantic import ValidationError
+
+    from pagelet.protocol.openai.errors import describe
+    from pagelet.protocol.openai.structured import StructuredOutputs
+
+    try:
+        return of_structured_outputs(StructuredOutputs.model_validate(wanted), param)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        detail = describe(found | {"loc": (param, *found["loc"])})
+        raise InvalidRequest(detail.message, param, detail.code) from None
 
 
 def _text(source: str | None, param: str) -> str:
