@@ -65,7 +65,9 @@ class FakeLLM:
         self.adapters = {}
         self.config = SimpleNamespace(vocab_size=0x110000 + 10)
         self.tokenizer = CharTokenizer()
-        self.processor = SimpleNamespace(default_sampling={"temperature": 0.5, "top_p": 0.75})
+        self.processor = SimpleNamespace(
+            default_sampling={"temperature": 0.5, "top_p": 0.75}, process=self._process
+        )
         self.prompts = SimpleNamespace(
             check_token_ids=self._check_token_ids, tokenizer=self.tokenizer, chat_template=None
         )
@@ -84,6 +86,13 @@ class FakeLLM:
     def _check_token_ids(self, param, token_ids):
         if any(token_id >= self.config.vocab_size for token_id in token_ids):
             raise InvalidRequest("not in the vocabulary", param)
+
+    def _process(self, ids, sampling, **_):
+        """Refuses what cannot be answered."""
+        if not ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
 
     @property
     def num_unfinished(self):
@@ -127,10 +136,7 @@ class FakeLLM:
         if not self.is_ready:
             raise EngineAbsent("the engine is not ready")
         ids = await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+        self._process(ids, sampling)
         self.seen.append((request_id, ids, sampling, cache_salt))
         n = sampling.n or 1
         stream = RequestStream(n, self._abort)
