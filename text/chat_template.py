@@ -119,6 +119,8 @@ class ChatTemplate:
                 content = "\n".join(texts)
         normalised["content"] = content
         if calls := message.get("tool_calls"):
+            if not isinstance(calls, Sequence):
+                raise InvalidRequest(f"messages[{index}].tool_calls must be a list", "messages")
             normalised["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return normalised
 

