@@ -286,7 +286,7 @@ async def test_a_restarted_operator_finds_its_work_done(
 
 
 def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
         return text
 
@@ -307,7 +307,7 @@ async def test_one_of_two_operators_acts_and_the_other_takes_over(
             await is_made(api, namespace)
             assert await holder() == "first"
             first.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(first.wait, 20) == 0
+            assert await asyncio.to_thread(first.wait, 60) == 0
 
             async def handed_over() -> bool:
                 return await holder() == "second"
