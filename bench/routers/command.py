@@ -13,7 +13,7 @@ from pagelet.bench.figures import machine, render
 from pagelet.bench.load.vocabulary import single_token_words
 from pagelet.bench.progress import show_progress
 from pagelet.bench.routers import cost, table
-from pagelet.bench.routers.contenders import DEFAULT, RouterUnknown, parse_contender
+from pagelet.bench.routers.contenders import DEFAULT, Contender, RouterUnknown, parse_contender
 from pagelet.bench.routers.play import play
 from pagelet.bench.routers.replicas import running_replicas
 from pagelet.bench.routers.scripts import as_workload
@@ -111,7 +111,8 @@ def routers(
             for seed in range(seeds):
                 for each in chosen:
                     items = make_items(each, seed, seconds, share, rate)
-                    for contender in contenders:
+                    # Each has its turn to go first.
+                    for contender in _rotated(contenders, seed):
                         workload = as_workload(each.name, items, words, len(results))
                         figures = play(contender, running, workload, ttft_bound, progress)
                         results.append(table.Result(contender.title, each.name, seed, figures))
@@ -156,6 +157,11 @@ def router_cost(
         raise typer.Exit(1) from error
     console.print(render(figures, machine()))
     _write_json(json_file, {}, figures)
+
+
+def _rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
 
 
 def _choose(names: list[str]) -> list[Trace]:

@@ -14,6 +14,7 @@ from pagelet.bench.load.workload import Session, Turn, Workload
 from pagelet.bench.progress import Progress
 from pagelet.bench.routers.contenders import Contender
 from pagelet.bench.routers.replicas import MODEL_NAME, Counts, Replicas
+from pagelet.bench.routing.traces import WARM_UP
 from pagelet.bench.server import Server, ServerFailed, free_port, running_command
 
 _START_SECONDS = 120.0
@@ -24,18 +25,19 @@ _SETTLE_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Of one run, or medians over several. Times are in seconds."""
+    """Of one run, or medians over several. Times are in seconds, and of requests after the trace's
+    warm-up, as those of the simulator are."""
 
     hit_rate: float
     """Share of the prompts' tokens that replicas found in their caches."""
     ttft_p50: float
     ttft_p99: float
     goodput: float
-    """Share of all requests whose first token came in time."""
+    """Share of the requests whose first token came in time."""
     imbalance: float
     """Most tokens that a replica computed, over the mean."""
     failed: float
-    """Requests."""
+    """Requests, of the warm-up too."""
     client_lag_p99: float
     """By which requests were sent late: more than some milliseconds, and the machine was too busy
     to measure anything."""
@@ -88,21 +90,23 @@ def play(
         result = send_all(router.address, workload, Load())
         after = replicas.counts()
     counts = [late - early for early, late in zip(before, after, strict=True)]
-    return _figures(result, counts, workload.num_requests, ttft_bound)
+    return figures_of(result, counts, workload.num_requests, ttft_bound)
 
 
-def _figures(
+def figures_of(
     result: RunResult, counts: Sequence[Counts], num_requests: int, ttft_bound: float
 ) -> Figures:
-    ttfts = [record.ttft for record in result.records if record.ok] or [float("inf")]
+    """What came of a trace, sent as `result` tells; `counts` are those of the replicas."""
+    measured = [record for record in result.records if record.due >= WARM_UP]
+    ttfts = [record.ttft for record in measured if record.ok] or [float("inf")]
     computed = [each.computed for each in counts]
     return Figures(
         hit_rate=sum(each.cached for each in counts)
         / max(1.0, sum(each.prompt for each in counts)),
         ttft_p50=percentile(ttfts, 50),
         ttft_p99=percentile(ttfts, 99),
-        goodput=sum(ttft <= ttft_bound for ttft in ttfts) / num_requests,
+        goodput=sum(ttft <= ttft_bound for ttft in ttfts) / max(1, len(measured)),
         imbalance=max(computed) / max(1.0, statistics.fmean(computed)),
         failed=num_requests - sum(record.ok for record in result.records),
-        client_lag_p99=percentile([each.sent - each.due for each in result.records], 99),
+        client_lag_p99=percentile([each.sent - each.due for each in measured] or [0.0], 99),
     )
