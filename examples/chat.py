@@ -23,6 +23,7 @@ def main(base_url: str) -> None:
             model=model,
             messages=messages,
             max_completion_tokens=64,
+            temperature=0,
             stream=True,
             stream_options={"include_usage": True},
         )
