@@ -39,6 +39,8 @@ class Demand:
     memory: int
     """What the file gives them; 0 where it leaves the size to the engine, which looks what is
     free."""
+    cores_field: str | None = None
+    """By which the file says how many a replica has; None where nothing is said, and it is one."""
 
 
 def crowding(demands: Sequence[Demand], machine: Machine) -> Iterator[str]:
@@ -47,16 +49,18 @@ def crowding(demands: Sequence[Demand], machine: Machine) -> Iterator[str]:
     who = " and ".join(f"{demand.pool} x {demand.replicas}" for demand in demands)
     cores = sum(demand.cores for demand in demands)
     if cores > machine.cores:
+        fields = dict.fromkeys(d.cores_field for d in demands if d.cores and d.cores_field)
+        lower = f", or lower {' or '.join(fields)}" if fields else ""
         yield (
-            f"{who}: are to compute on {cores:g} cores, and this machine has {machine.cores}: "
-            "they slow one another down; scale down, or lower spec.resources.cpu"
+            f"{who}: {cores:g} cores are asked for, and this machine has {machine.cores}: answers "
+            f"become slower; run fewer replicas{lower}"
         )
     memory = sum(demand.memory for demand in demands)
     if memory > machine.memory:
         yield (
-            f"{who}: may take {format_bytes(memory)} of memory, and this machine has "
-            f"{format_bytes(machine.memory)}: the kernel may kill one; scale down, or lower "
-            "spec.resources.memory"
+            f"{who}: {format_bytes(memory)} of memory are asked for, and this machine has "
+            f"{format_bytes(machine.memory)}: the kernel may kill one; run fewer replicas, or "
+            "lower spec.resources.memory"
         )
 
 

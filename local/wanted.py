@@ -21,6 +21,7 @@ from pagelet.protocol.inference_service.commands import (
 )
 from pagelet.protocol.inference_service.load import InvalidServices, Manifest, load_manifest
 from pagelet.protocol.inference_service.model import ModelSpec
+from pagelet.protocol.inference_service.options import in_fields
 from pagelet.protocol.inference_service.parts import SecretKey
 from pagelet.protocol.inference_service.quantity import bytes_of, parse_quantity
 from pagelet.protocol.inference_service.rollout import rollout_bounds
@@ -115,11 +116,14 @@ class PoolSpec:
         computes = self.revision.engine.runner == "model" and not self.num_gpus
         cores = parse_quantity(resources.cpu) if resources.cpu is not None else self.num_ranks
         memory = 0 if resources.memory is None else bytes_of(resources.memory)
+        cores_field = "--cpu-threads" if resources.cpu is not None else "--data-parallel-size"
+        is_said = resources.cpu is not None or self.num_ranks > 1
         return Demand(
             self.name,
             replicas,
             float(cores) * replicas if computes else 0.0,
             memory * replicas,
+            in_fields(cores_field, self.service, self.revision.name) if is_said else None,
         )
 
     def surge(self, replicas: int) -> int:

@@ -65,11 +65,21 @@ def test_what_is_beyond_the_machine_is_said_with_both_numbers() -> None:
     fits = [Demand("a", 2, 2.0, 4 << 30), Demand("b", 2, 2.0, 4 << 30)]
     assert not list(crowding(fits, machine))
     (cores,) = crowding([*fits, Demand("c", 1, 0.5, 0)], machine)
-    assert cores.startswith("a x 2 and b x 2 and c x 1: are to compute on 4.5 cores, and ")
+    assert cores.startswith("a x 2 and b x 2 and c x 1: 4.5 cores are asked for, and ")
     assert "this machine has 4:" in cores
     (memory,) = crowding([Demand("a", 2, 0.0, 9 << 30)], machine)
-    assert memory.startswith("a x 2: may take 9.0 GiB of memory, and this machine has 8.0 GiB:")
+    assert memory.startswith("a x 2: 9.0 GiB of memory are asked for, and this machine has 8.0 GiB")
     assert len(list(crowding([Demand("a", 5, 5.0, 10 << 30)], machine))) == 2
     here = this_machine()
     assert here.cores >= 1
     assert here.memory > 1 << 30
+
+
+def test_fields_are_named_only_where_the_file_has_them() -> None:
+    machine = Machine(cores=2, memory=8 << 30)
+    silent = Demand("a", 3, 3.0, 0)
+    simulated = Demand("b", 1, 0.0, 0, cores_field="spec.resources.cpu")
+    (words,) = crowding([silent, simulated], machine)
+    assert words.endswith("; run fewer replicas")
+    (words,) = crowding([silent, Demand("b", 2, 4.0, 0, cores_field="spec.resources.cpu")], machine)
+    assert words.endswith("; run fewer replicas, or lower spec.resources.cpu")

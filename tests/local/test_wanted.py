@@ -86,6 +86,12 @@ def test_replicas_ask_for_what_the_file_says_and_a_core_of_each_engine(tmp_path:
     assert demand(real) == (6.0, 0)
     given = "  resources: {cpu: 1500m, memory: 2Gi}\n"
     assert demand(real + given) == (4.5, 6 << 30)
+    for text, field in (
+        (real, "spec.engine.dataParallelSize"),
+        (real + given, "spec.resources.cpu"),
+        (real.replace("dataParallelSize: 2", "dataParallelSize: 1"), None),
+    ):
+        assert read(tmp_path, text).pools["sim"].demand(3).cores_field == field
     assert demand(service() + given) == (0.0, 6 << 30), "a simulation computes nothing"
     on_gpu = real + "  accelerator: {resourceName: nvidia.com/gpu, count: 2}\n"
     with pytest.raises(InvalidServices):
