@@ -16,7 +16,7 @@ from pagelet.engine.step import MAX_DRAFT_TOKENS
 from pagelet.engine.weights.adapter_config import largest_adapter_parameters
 from pagelet.process.host_memory import read_host_memory
 from pagelet.protocol.config import CacheOptions, CpuOptions, EngineOptions, LoraOptions
-from pagelet.protocol.sizes import format_at_least, format_bytes
+from pagelet.protocol.sizes import format_at_least, format_at_most, format_bytes
 
 _DEFAULT_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 _CPU_DEFAULT_KV_BYTES = 4 << 30
@@ -165,12 +165,17 @@ def count_blocks(
     asked = options.kv_cache_memory_bytes
     if asked is not None:
         if asked > room:
+            if room < 2 * layout.block_bytes:  # no size fits
+                _raise_no_room(options, memory, needs, layout, room, room, device_type)
             kept = f", libraries {format_bytes(reserve)}" if reserve else ""
+            # A smaller step, or fewer adapters, give back a part only.
+            enough = asked - room <= max(needs.activations, needs.adapters) // 2
             raise ConfigurationError(
                 f"a KV cache of {format_bytes(asked)} does not fit: {format_bytes(memory.free)} "
                 f"are free once the weights are loaded{memory.others}, and of them the largest "
                 f"step needs {format_bytes(needs.activations)}{needs.of_adapters}{kept}. Lower "
-                f"--kv-cache-memory by at least {format_at_least(asked - room)}, or {needs.remedy}"
+                f"--kv-cache-memory to {format_at_most(room)} or less"
+                f"{f', or lower {needs.remedy}' if enough else ''}"
             )
         budget = asked
     else:

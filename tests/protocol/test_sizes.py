@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagelet.protocol.sizes import format_at_least, format_bytes
+from pagelet.cli.sizes import parse_bytes
+from pagelet.protocol.sizes import format_at_least, format_at_most, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,8 @@ def test_what_is_missing_is_never_told_as_less(size: int) -> None:
     number, unit = format_at_least(size).replace(",", "").split()
     told = int(number) << {"KiB": 10, "MiB": 20}[unit]
     assert size <= told < size + max(1 << 10, 2 * size)
+
+
+@given(st.integers(1 << 10, 1 << 50))
+def test_what_has_room_is_never_told_as_more(size: int) -> None:
+    assert size * 0.49 < parse_bytes(format_at_most(size)) <= size

@@ -64,7 +64,7 @@ def test_beside_others_a_gpu_keeps_some_for_what_is_loaded_later():
     assert blocks(10 * GIB, 2 * GIB, GIB, GIB, device="cuda") == 1024 - 256
     case = {"total": 10 * GIB, "free": 2 * GIB, "activations": GIB, "device": "cuda"}
     assert blocks(**case, kv_cache_memory_bytes=768 * MIB) == 768
-    with pytest.raises(ConfigurationError, match=r"libraries 256\.0 MiB\. Lower .* at least 1 MiB"):
+    with pytest.raises(ConfigurationError, match=r"libraries 256\.0 MiB\. Lower .* to 768 MiB"):
         blocks(**case, kv_cache_memory_bytes=769 * MIB)
     with pytest.raises(ConfigurationError, match="Free memory"):
         blocks(**case | {"free": GIB + 257 * MIB})
@@ -85,9 +85,20 @@ def test_a_size_that_does_not_fit_is_told_by_how_much():
     with pytest.raises(ConfigurationError) as caught:
         blocks(GIB, 100 * MIB, activations=30 * MIB, kv_cache_memory_bytes=80 * MIB)
     message = str(caught.value)
-    assert "by at least 10 MiB" in message
+    assert "Lower --kv-cache-memory to 70 MiB or less, or lower --max-num-batched" in message
     assert "process 7" in message
     assert blocks(GIB, 100 * MIB, activations=30 * MIB, kv_cache_memory_bytes=70 * MIB) == 70
+
+
+def test_a_smaller_step_is_advised_only_where_that_is_enough():
+    with pytest.raises(ConfigurationError, match=r"to 2\.50 GiB or less$"):
+        blocks(4 * GIB, 3 * GIB, activations=GIB // 2, kv_cache_memory_bytes=10 << 40)
+
+
+def test_where_no_size_fits_none_is_named():
+    with pytest.raises(ConfigurationError, match="Free memory, lower --max-num-b") as caught:
+        blocks(GIB, 100 * MIB, activations=99 * MIB, kv_cache_memory_bytes=80 * MIB)
+    assert "--kv-cache-memory" not in str(caught.value)
 
 
 def test_a_size_for_nothing_is_told_what_one_longest_request_needs():
@@ -117,8 +128,8 @@ def test_adapters_that_take_the_memory_are_blamed_for_it():
     assert "Free memory, lower --max-cpu-loras or --max-lora-rank" in str(caught.value)
     case = {"activations": 10 * MIB, "adapters": 40 * MIB}
     with pytest.raises(ConfigurationError, match=r"needs 10\.0 MiB, the adapters 40\.0") as caught:
-        blocks(GIB, 100 * MIB, **case, kv_cache_memory_bytes=80 * MIB)
-    assert "30 MiB, or --max-cpu-loras" in str(caught.value)
+        blocks(GIB, 100 * MIB, **case, kv_cache_memory_bytes=70 * MIB)
+    assert "to 50 MiB or less, or lower --max-cpu-loras" in str(caught.value)
     assert blocks(GIB, 100 * MIB, **case, kv_cache_memory_bytes=50 * MIB) == 50
 
 

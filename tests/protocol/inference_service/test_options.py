@@ -142,8 +142,8 @@ def test_every_option_that_a_spec_sets_is_known() -> None:
     ("said", "meant"),
     [
         (
-            "Lower --kv-cache-memory by at least 3.0 MiB, or --max-num-batched-tokens",
-            "Lower spec.engine.kvCache.memory by at least 3.0 MiB, or "
+            "Lower --kv-cache-memory to 3 MiB or less, or lower --max-num-batched-tokens",
+            "Lower spec.engine.kvCache.memory to 3 MiB or less, or lower "
             "spec.engine.maxNumBatchedTokens",
         ),
         ("Raise --cpu-share, or else", "Raise spec.resources.memory, or else"),
