@@ -47,7 +47,12 @@ def run_node(options: EngineOptions, settings: ServeSettings) -> int:
         for index in range(options.parallel.data_parallel_size)
     ]
     listener = bind(settings.host, settings.port)
-    probes = NodeProbes(listener, lambda: all(node.ready_since is not None for node in nodes))
+    probes = NodeProbes(
+        listener,
+        lambda: all(node.ready_since is not None for node in nodes),
+        options.parallel.node_rank,
+        options.parallel.master_addr,
+    )
     log.info("answers probes at %s", url(listener).replace("/v1", "/ready"))
     with SignalQueue() as signals, probes:
         try:
