@@ -17,6 +17,8 @@ class _EngineSeries:
         self.scalars: dict[str, Scalar] = {}
         self.labelled: dict[tuple[str, str], Scalar] = {}
         self.histograms: dict[str, Histogram] = {}
+        self.adapters: tuple[list[str], list[str]] = [], []
+        """Of running requests, and of waiting ones."""
 
 
 class Metrics(EngineObserver):
@@ -32,8 +34,10 @@ class Metrics(EngineObserver):
         num_engines: int = 1,
         aliases: bool = True,
         num_speculative_tokens: int = 0,
+        max_loras: int = 0,
     ) -> None:
-        """`num_speculative_tokens` is the most that are drafted at once; 0: none ever are."""
+        """`num_speculative_tokens` is the most that are drafted at once; 0: none ever are.
+        `max_loras` is the most adapters of one step; 0: requests can have none."""
         self._model_name = model_name
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
@@ -42,6 +46,7 @@ class Metrics(EngineObserver):
         self._engines = [_EngineSeries() for _ in range(num_engines)]
         self._server: dict[tuple[str, str], Scalar] = {}
         self._aliases = aliases
+        self._max_loras = max_loras
         for metric in (
             *names.ENGINE_METRICS,
             *names.speculation_metrics(num_speculative_tokens),
@@ -58,11 +63,7 @@ class Metrics(EngineObserver):
         for index in range(num_engines):
             self._engines[index].labelled["vllm:engine_sleep_state", "awake"].value = 1
             self._set_cache_info(index, 0)
-        self._lora_info = Scalar(
-            "vllm:lora_requests_info",
-            [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")],
-        )
-        self._families["vllm:lora_requests_info"].series = [self._lora_info]
+        self._set_lora_info()
         self._process = ProcessMetrics()
 
     def _add_engine_series(self, metric: names.Metric, index: int, engine: _EngineSeries) -> None:
@@ -109,6 +110,20 @@ class Metrics(EngineObserver):
         series = self._families["vllm:cache_config_info"].series
         series[index : index + 1] = [info]
 
+    def _set_lora_info(self) -> None:
+        """One series for all engine cores, as vLLM has it."""
+        each = zip(*(engine.adapters for engine in self._engines), strict=True)
+        running, waiting = (",".join(sorted(set().union(*names))) for names in each)
+        self._lora_info = Scalar(
+            "vllm:lora_requests_info",
+            [
+                ("max_lora", str(self._max_loras)),
+                ("running_lora_adapters", running),
+                ("waiting_lora_adapters", waiting),
+            ],
+        )
+        self._families["vllm:lora_requests_info"].series = [self._lora_info]
+
     def on_ready(self, ready: EngineCoreReady) -> None:
         """Notes the size of the KV cache."""
         self._set_cache_info(ready.engine_index, ready.num_kv_blocks)
@@ -133,6 +148,11 @@ class Metrics(EngineObserver):
         scalars["vllm:prefix_cache_queries_total"].value += stats.prefix_cache_queries
         scalars["vllm:prefix_cache_hits_total"].value += stats.prefix_cache_hits
         scalars["vllm:num_preemptions_total"].value += stats.num_preemptions
+        if self._max_loras:
+            adapters = (stats.running_adapters, stats.waiting_adapters)
+            if adapters != engine.adapters:
+                engine.adapters = adapters
+                self._set_lora_info()
         if stats.speculation is not None:
             _count_drafts(engine, stats.speculation)
         if stats.num_scheduled_tokens:

@@ -87,6 +87,7 @@ def make_metrics(options: EngineOptions, settings: ServeSettings) -> Metrics:
         num_speculative_tokens=(
             0 if options.speculation is None else options.speculation.num_speculative_tokens
         ),
+        max_loras=options.lora.max_loras if options.lora.enabled else 0,
     )
 
 

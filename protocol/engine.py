@@ -150,6 +150,10 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     """Of a step of decodes alone, as measured; 0.0 until there was one."""
     speculation: SpeculationStats | None = None
     """None while it is off."""
+    running_adapters: list[str] = []
+    """Names of the adapters that running requests have, in order."""
+    waiting_adapters: list[str] = []
+    """Those of waiting requests."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, tag="outputs"):

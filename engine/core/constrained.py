@@ -41,6 +41,12 @@ class ConstrainedRequests:
         return len(self._compiling)
 
     @property
+    def adapters(self) -> set[str]:
+        """Names of the adapters of requests that stand aside."""
+        waiting = self._compiling.values()
+        return {request.lora.name for request in waiting if request.lora is not None}
+
+    @property
     def has_compiled(self) -> bool:
         """Whether `take_compiled` would bring anything."""
         return bool(self._compiled)

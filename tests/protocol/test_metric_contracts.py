@@ -25,9 +25,15 @@ OF_THE_PROCESS = ("process_", "python_")
 
 def agent_text() -> str:
     metrics = Metrics(
-        model_name="tiny", max_model_len=1000, block_size=16, enable_prefix_caching=True
+        model_name="tiny",
+        max_model_len=1000,
+        block_size=16,
+        enable_prefix_caching=True,
+        max_loras=4,
     )
-    metrics.on_stats(0, SchedulerStats(num_running=2, num_waiting=5, kv_cache_usage=0.25))
+    stats = SchedulerStats(num_running=2, num_waiting=5, kv_cache_usage=0.25)
+    stats.running_adapters, stats.waiting_adapters = ["legal", "sql"], ["sql"]
+    metrics.on_stats(0, stats)
     metrics.set_server_state(
         draining=False,
         open_requests=7,
@@ -158,8 +164,11 @@ def test_the_endpoint_picker_finds_its_labels() -> None:
         if sample.name.endswith("_info")
     }
     assert labels["vllm:cache_config_info"].keys() >= {"block_size", "num_gpu_blocks"}
-    wanted = {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
-    assert labels["vllm:lora_requests_info"].keys() == wanted
+    assert labels["vllm:lora_requests_info"] == {
+        "max_lora": "4",
+        "running_lora_adapters": "legal,sql",
+        "waiting_lora_adapters": "sql",
+    }
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(make_llm, num_engines=1, **settings):
+def serving(make_llm, num_engines=1, max_loras=0, **settings):
     """`make_llm(metrics)` is awaited on the server's loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
@@ -82,6 +82,7 @@ def serving(make_llm, num_engines=1, **settings):
             block_size=16,
             enable_prefix_caching=True,
             num_engines=num_engines,
+            max_loras=max_loras,
         )
         llm = await make_llm(metrics)
         app = create_app(llm, ServeSettings(**settings), metrics)

@@ -86,7 +86,8 @@ def replica(options, **settings):
             await llm.wait_ready()
             return llm
 
-        server = stack.enter_context(serving(make_llm, len(cores), **settings))
+        max_loras = options.lora.max_loras if options.lora.enabled else 0
+        server = stack.enter_context(serving(make_llm, len(cores), max_loras, **settings))
         stack.callback(server.finish, server.llm.close)
         server.wait_until(lambda: len(server.llm.ready_engines) == len(cores))
         yield server

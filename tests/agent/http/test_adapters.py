@@ -4,6 +4,7 @@ into, whatever shares its batches, and they come and go while requests run."""
 import asyncio
 import concurrent.futures
 import json
+import re
 import threading
 
 import openai
@@ -113,6 +114,32 @@ async def test_adapters_and_the_base_in_one_batch_equal_merged_models(served):
     async with server.async_openai() as client:
         found = await asyncio.gather(*[answer(client, name) for name in names])
     assert found == [expected[name] for name in names]
+
+
+LORA_INFO = re.compile(
+    r'^vllm:lora_requests_info{max_lora="2",running_lora_adapters="(.*)",'
+    r'waiting_lora_adapters="(.*)"} \S+$',
+    re.MULTILINE,
+)
+
+
+async def test_metrics_name_the_adapters_of_requests_that_run_and_that_wait(served, monkeypatch):
+    server, _, _ = served
+    metrics, seen = server.state.metrics, set()
+    on_stats = metrics.on_stats
+
+    def record(engine_index, stats):
+        on_stats(engine_index, stats)
+        (told,) = LORA_INFO.findall(metrics.render().decode())
+        seen.add(tuple(frozenset(filter(None, names.split(","))) for names in told))
+
+    monkeypatch.setattr(metrics, "on_stats", record)
+    async with server.async_openai() as client:
+        await asyncio.gather(*[answer(client, name) for name in ["tiny", "a", "b", "c"] * 3])
+    assert all(len(running) <= 2 for running, _ in seen)
+    assert frozenset("abc") == frozenset().union(*(running for running, _ in seen))
+    assert any(len(running) == 2 and waiting - running for running, waiting in seen)
+    assert LORA_INFO.findall(server.get("/metrics").text) == [("", "")], "all are answered"
 
 
 async def test_requests_outlive_the_adapters_that_come_and_go(served):
