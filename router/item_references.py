@@ -1,6 +1,5 @@
 """Items of stored responses that a request refers to, whichever replicas keep them."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -10,12 +9,19 @@ import msgspec
 from pagelet.protocol.openai.errors import ApiError, retry_after
 from pagelet.protocol.openai.response_input import LONGEST_ID
 from pagelet.protocol.openai.responses import MOST_REFERENCES
-from pagelet.router.kept_responses import PREFIX, KeptAnswer, ask_one, tenant_header
+from pagelet.router.kept_responses import (
+    PREFIX,
+    KeptAnswer,
+    Told,
+    answers_until,
+    ask_one,
+    is_found,
+    tenant_header,
+)
 from pagelet.router.record import RequestRecord
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.tenant import Tenant
 from pagelet.router.upstream.client import ConnectRefused
-from pagelet.router.upstream.connection import UpstreamError
 
 _REFERENCE: Final = "item_reference"
 _MOST_BYTES: Final = 16 << 10
@@ -67,20 +73,22 @@ async def referenced_items(
         (b"x-request-id", record.request_id.encode()),
         tenant_header(tenant),
     ]
-    answers = await asyncio.gather(
-        *(
-            ask_one(replica, "GET", target, headers)
-            for replica in state.all_replicas
-            if replica.keeps_responses
-            for target in _questions(wanted)
-        )
-    )
     found: dict[str, msgspec.Raw] = {}
-    for answer in answers:
-        if isinstance(answer, KeptAnswer) and answer.status == 200:
-            found |= _items.decode(answer.body)
+
+    def have_all(answer: Told) -> bool:
+        if is_found(answer):
+            found.update(_items.decode(answer.body))
+        return found.keys() >= {*wanted}
+
+    questions = (
+        ask_one(replica, "GET", target, headers)
+        for replica in state.all_replicas
+        if replica.keeps_responses
+        for target in _questions(wanted)
+    )
+    answers = await answers_until(questions, have_all)
     away = next(filter(None, map(_failure, answers)), None)
-    if away is not None and not found.keys() >= {*wanted}:
+    if away is not None and not have_all(None):
         raise ApiError(
             503,
             f"A replica that may keep an item of 'input' does not tell it: {away}.",
@@ -106,7 +114,7 @@ def _questions(wanted: Sequence[str]) -> Iterator[str]:
     yield f"{PREFIX}items?{'&'.join(ids)}"
 
 
-def _failure(answer: KeptAnswer | UpstreamError | None) -> str | None:
+def _failure(answer: Told) -> str | None:
     """Why a replica that may keep an item did not tell; None if it did, or keeps nothing."""
     if isinstance(answer, KeptAnswer):
         return None if answer.status == 200 else f"HTTP {answer.status}"

@@ -7,7 +7,8 @@ no requests any more are asked, too, for as long as they answer: what they keep 
 import asyncio
 import dataclasses
 import hashlib
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
 from pagelet.protocol.openai.errors import RESPONSES, ApiError, retry_after
@@ -17,7 +18,7 @@ from pagelet.router.record import RequestRecord
 from pagelet.router.replicas.replica import Replica
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.tenant import Tenant
-from pagelet.router.upstream.client import ConnectRefused
+from pagelet.router.upstream.client import ConnectRefused, UpstreamTimeout
 from pagelet.router.upstream.connection import Headers, UpstreamError
 
 _SECONDS: Final = 30.0
@@ -32,6 +33,10 @@ class KeptAnswer:
     status: int
     headers: Headers
     body: bytes
+
+
+Told = KeptAnswer | UpstreamError | None
+"""By one replica; None if it has not what is asked for."""
 
 
 def tenant_header(tenant: Tenant) -> tuple[bytes, bytes]:
@@ -54,10 +59,12 @@ async def ask(
     ]
     lost: UpstreamError | None = None
     for asked in (named, [each for each in keepers if each not in named]):
-        answers = await asyncio.gather(*(ask_one(each, method, target, headers) for each in asked))
-        for answer in answers:
-            if isinstance(answer, KeptAnswer):
-                return answer
+        questions = (ask_one(each, method, target, headers) for each in asked)
+        # A question that does something is not taken back: more than one may have a part in it.
+        answers = await answers_until(questions, is_found if method == "GET" else _never)
+        told = [answer for answer in answers if isinstance(answer, KeptAnswer)]
+        if told:
+            return next(filter(is_found, told), told[0])
         if asked is named:
             lost = next((each for each in answers if isinstance(each, UpstreamError)), None)
     if lost is not None and not isinstance(lost, ConnectRefused):
@@ -110,15 +117,40 @@ async def conversation(
     return answer.body
 
 
+async def answers_until(
+    questions: Iterable[Coroutine[Any, Any, Told]], enough: Callable[[Told], bool]
+) -> list[Told]:
+    """The answers up to the first one that is enough, or all, in the order of the questions, which
+    are asked at once: who has an answer need not wait for a replica that is silent."""
+    tasks = [asyncio.create_task(question) for question in questions]
+    try:
+        for answer in asyncio.as_completed(tasks):
+            if enough(await answer):
+                break
+        return [task.result() for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def is_found(answer: Told) -> TypeGuard[KeptAnswer]:
+    """Whether it is what was asked for, not an error."""
+    return isinstance(answer, KeptAnswer) and answer.status == 200
+
+
+def _never(_: Told) -> bool:
+    return False
+
+
 def _mark(replica: Replica) -> str:
     assert replica.description is not None
     return f"resp_{replica.description.response_store}_"
 
 
-async def ask_one(
-    replica: Replica, method: str, target: str, headers: Headers
-) -> KeptAnswer | UpstreamError | None:
-    """What one replica says; None from one that has not what is asked for."""
+async def ask_one(replica: Replica, method: str, target: str, headers: Headers) -> Told:
+    """What one replica says. One that is known to be hung is not asked."""
+    if replica.health == "hung":
+        return UpstreamTimeout("it is hung")
     try:
         response = await replica.upstream.send(method, target, headers, seconds=_SECONDS)
         try:

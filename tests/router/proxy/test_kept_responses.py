@@ -1,9 +1,11 @@
 """Responses that replicas keep, through a router in front of several of them."""
 
+import asyncio
 import contextlib
 import json
 import time
 import uuid
+from urllib.parse import parse_qs
 
 import httpx
 import openai
@@ -13,6 +15,8 @@ from agent.http.fake_llm import FakeLLM
 
 from pagelet.process.atomic import write_atomically
 from pagelet.protocol.api_keys import key_digest
+from pagelet.router import kept_responses
+from pagelet.router.replicas import prober
 from pagelet.router.tenants.key_file import digest_entry
 from support.processes import wait_for
 from support.router_thread import router_thread
@@ -262,6 +266,75 @@ class Refuses(ScriptedReplica):
             await super()._describe(path, writer)
 
 
+class Keeps(ScriptedReplica):
+    """Has whatever response and item it is asked for."""
+
+    async def _describe(self, path, writer):
+        if path.startswith("/v1/responses/"):
+            items = parse_qs(path.partition("?")[2]).get("ids", [])
+            item = {"type": "message", "role": "user", "content": "hi"}
+            await send(writer, 200, {each: item | {"id": each} for each in items})
+        else:
+            await super()._describe(path, writer)
+
+
+class Silent(ScriptedReplica):
+    """Says nothing about what it keeps, and, once it is hung, nothing at all."""
+
+    hung = False
+    questions = 0
+
+    async def _describe(self, path, writer):
+        if path.startswith("/v1/responses/"):
+            self.questions += 1
+        elif not self.hung:
+            await super()._describe(path, writer)
+            return
+        await asyncio.Event().wait()
+
+
+REFERS = {"model": "m", "input": [{"type": "item_reference", "id": "msg_1"}]}
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """A replica that nobody who waits for it outlasts."""
+    monkeypatch.setattr(kept_responses, "_SECONDS", 600.0)
+    monkeypatch.setattr(prober, "_TIMEOUT", 0.5)
+    return Silent()
+
+
+@pytest.mark.parametrize("mark", ["k", "other"])
+async def test_what_one_replica_has_waits_for_no_silent_one(routed, silent, mark):
+    keeper = Keeps()
+    silent.claims, keeper.claims = {"response_store": "s"}, {"response_store": "k"}
+    async with routed(silent, keeper) as router:
+        # By round robin one of the two goes to each.
+        for _ in range(2):
+            answer = await router.client.post("/v1/responses", json=REFERS)
+            assert answer.status_code == 200, answer.text
+        found = await router.client.get(f"/v1/responses/resp_{mark}_1")
+        assert (found.status_code, found.headers["x-pagelet-replica"]) == (200, keeper.url)
+    assert silent.questions == (2 if mark == "k" else 3)
+
+
+async def test_a_replica_that_is_known_to_be_hung_is_not_asked(routed, silent):
+    knows_nothing = ScriptedReplica()
+    silent.claims, knows_nothing.claims = {"response_store": "s"}, {"response_store": "k"}
+    async with routed(silent, knows_nothing) as router:
+        silent.hung = True
+        (pool,) = router.state.pools.values()
+        await router.wait_for(lambda: pool.replicas[silent.url].health == "hung")
+        missing = await router.client.post("/v1/responses", json=REFERS)
+        named = await router.client.get("/v1/responses/resp_s_1")
+        for answer in (missing, named):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "it is hung" in answer.json()["error"]["message"]
+        nowhere = await router.client.get("/v1/responses/resp_nowhere")
+        assert nowhere.status_code == 404
+    assert silent.questions == 0
+
+
 async def test_while_a_replica_may_come_back_the_error_says_so(routed):
     keeper = CutsOff()
     keeper.claims = {"response_store": "k"}
@@ -276,12 +349,11 @@ async def test_while_a_replica_may_come_back_the_error_says_so(routed):
 
 
 async def test_an_item_that_a_replica_does_not_tell_is_not_called_unknown(routed):
-    asked = {"model": "m", "input": [{"type": "item_reference", "id": "msg_1"}]}
     for told, status in ((CutsOff, 503), (Refuses, 503), (ScriptedReplica, 200)):
         keeper = told()
         keeper.claims = {"response_store": "k"}
         async with routed(keeper) as router:
-            answer = await router.client.post("/v1/responses", json=asked)
+            answer = await router.client.post("/v1/responses", json=REFERS)
             assert answer.status_code == status, answer.text
 
 
