@@ -12,6 +12,8 @@ import numpy as np
 
 from pagelet.engine.structured.backend import GrammarError, MaskRow
 from pagelet.engine.structured.json_schema import WHITESPACE
+from pagelet.engine.structured.regex import portable
+from pagelet.engine.structured.regex_fault import pattern_fault, regex_fault
 from pagelet.engine.structured.vocabulary import Vocabulary
 from pagelet.protocol.structured import Grammar
 
@@ -97,16 +99,21 @@ class LLGuidanceBackend:
                         grammar.source, overrides={"whitespace_pattern": WHITESPACE}
                     )
                 case "regex":
-                    source = make.grammar_from_regex(grammar.source)
+                    source = make.grammar_from_regex(portable(grammar.source))
                 case "lark":
                     source = make.grammar_from_lark(grammar.source)
                 case _:
                     raise AssertionError(f"llguidance is not for {grammar.kind}")
         except ValueError as error:
             raise GrammarError(str(error)[:_SHOWN]) from error
-        matcher = LLGuidanceMatcher(make(self._tokenizer, source, log_level=0, limits=_LIMITS))
-        if matcher.error:
-            raise GrammarError(matcher.error)
+        made = make(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        matcher = LLGuidanceMatcher(made)
+        if found := matcher.error:
+            if grammar.kind == "regex":
+                found = regex_fault(made.get_error(), grammar.source)
+            elif grammar.kind == "json_schema":
+                found = pattern_fault(found)
+            raise GrammarError(found[:_SHOWN])
         return matcher
 
 

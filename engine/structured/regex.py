@@ -1,6 +1,7 @@
 """Regular expressions whose matches every common dialect takes."""
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 _PIECE: Final = re.compile(r"\\.|\[\^?|\]|[^\\\[\]]+|\\", re.DOTALL)
@@ -14,16 +15,20 @@ def portable(source: str) -> str:
     those of its own version of Unicode: the caller that checks an answer would find it wrong. In a
     negated class the wide meaning stays, since there it is the one that all dialects share.
     """
-    written = []
+    return "".join(written for _, written in portable_pieces(source))
+
+
+def portable_pieces(source: str) -> Iterator[tuple[str, str]]:
+    """The pieces of `source` in order, each with what `portable` makes of it."""
     negated: list[bool] = []
     after_open = False  # a `]` that comes first is a character
     for piece in _PIECE.findall(source):
+        written = piece
         if piece.startswith("["):
             negated.append(len(piece) > 1)
         elif piece == "]" and negated and not after_open:
             negated.pop()
         elif piece in _ASCII and not any(negated):
-            piece = _ASCII[piece]
-        written.append(piece)
+            written = _ASCII[piece]
+        yield piece, written
         after_open = piece in ("[", "[^")
-    return "".join(written)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pagelet.engine.structured.json_schema import json_schema_grammar
-from pagelet.engine.structured.regex import portable
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.structured import Grammar, Thinking
 
@@ -67,9 +66,7 @@ class RequestedGrammar:
         makers: dict[str, Callable[[], Grammar]] = {
             "json": lambda: json_schema_grammar(self.json, self.param),
             "json_object": lambda: json_schema_grammar({"type": "object"}, self.param),
-            "regex": lambda: Grammar(
-                "llguidance", "regex", portable(_text(self.regex, self.param))
-            ),
+            "regex": lambda: Grammar("llguidance", "regex", _text(self.regex, self.param)),
             "choice": self._choice,
             "grammar": self._grammar,
             "structural_tag": self._structural_tag,
