@@ -9,7 +9,7 @@ import typer
 
 from pagelet.local.client import NothingRuns
 from pagelet.local.control import ControlError
-from pagelet.local.state_dir import StateDir, default_state_dir
+from pagelet.local.state_dir import StateDir, UnusableStateDir, default_state_dir
 from pagelet.local.up import UpFailed
 
 StateDirOption = Annotated[
@@ -31,6 +31,6 @@ def failing() -> Iterator[None]:
     """Turns what went wrong into a line and exit code 1."""
     try:
         yield
-    except (UpFailed, NothingRuns, ControlError) as error:
+    except (UpFailed, UnusableStateDir, NothingRuns, ControlError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None

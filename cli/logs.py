@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pagelet.cli.local import StateDirOption, state_at
+from pagelet.cli.local import StateDirOption, failing, state_at
 from pagelet.local.log_files import Follower, read_last
 from pagelet.local.state_dir import StateDir
 
@@ -35,13 +35,15 @@ def logs(
     def find() -> Sequence[Path]:
         return _matching(state, name)
 
-    if not find() and not follow:
+    with failing():
+        paths = find()
+    if not paths and not follow:
         known = ", ".join(path.stem for path in state.log_paths())
         missing = f"there is no log of {name}; there is {known}" if known else "there are no logs"
         typer.echo(f"Error: {missing} (looked in {state.logs})", err=True)
         raise typer.Exit(1)
     follower = Follower(find)
-    for path in find():
+    for path in paths:
         for line in read_last(path, lines):
             typer.echo(f"{path.stem} | {line}")
     if follow:

@@ -1,9 +1,11 @@
 """Log files that stay small, and reading them while they are written."""
 
 import collections
+import contextlib
 import logging
 import logging.handlers
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,19 +19,70 @@ _LONGEST_LINE = 1 << 20
 _POLL_SECONDS = 0.25
 SUFFIX = ".log"
 
+log = logging.getLogger(__name__)
 
-def rotating_handler(path: Path) -> logging.handlers.RotatingFileHandler:
-    """Writes a log that at 10 MiB becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on."""
-    return logging.handlers.RotatingFileHandler(
-        path, maxBytes=_MOST_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"
-    )
+
+class RotatingHandler(logging.handlers.RotatingFileHandler):
+    """Writes a log that at 10 MiB becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on.
+
+    Where it cannot be written, on a full disk for instance, it says so once, and loses lines until
+    it can be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path, maxBytes=_MOST_BYTES, backupCount=_KEPT_FILES, encoding="utf-8", delay=True
+        )
+        self._fails = False  # whether the last line was lost
+        self._is_said = False
+        try:
+            self.stream = self._open()
+        except OSError as error:
+            self._say(error)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Of `logging.Handler`."""
+        if self.stream is not None and not os.path.exists(self.baseFilename):
+            with contextlib.suppress(OSError):
+                self.stream.close()
+            self.stream = None  # it was removed: another one is opened below
+        self._fails = False
+        super().emit(record)
+        if self._is_said and not self._fails:
+            self._is_said = False
+            log.info("%s can be written again", self.baseFilename)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Of `logging.Handler`: called while the error is handled."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._fails = True
+        if self.stream is not None and self.stream.closed:
+            self.stream = None  # it failed in a rotation; the next line opens it again
+        self._say(error)
+
+    def close(self) -> None:
+        """Ends the file."""
+        with contextlib.suppress(OSError):  # what the disk has no room for
+            super().close()
+
+    def _say(self, error: OSError) -> None:
+        if not self._is_said:
+            self._is_said = True  # first: this line may be for the same log
+            log.error(
+                "%s cannot be written: %s; its lines are lost until it can be",
+                self.baseFilename,
+                error.strerror or error,
+            )
 
 
 class RotatingLog:
     """What a process writes, line by line, in a log of its own."""
 
     def __init__(self, path: Path) -> None:
-        self._handler = rotating_handler(path)
+        self._handler = RotatingHandler(path)
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._partial = b""
 

@@ -6,12 +6,14 @@ path, as unix sockets need.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -20,10 +22,22 @@ from pagelet.process.atomic import write_atomically
 
 _LOOK_SECONDS = 0.5
 """Far longer than whoever looks whether the directory is held shares its lock."""
+_START_UP_BYTES = 4096
 
 
 class AlreadyRuns(Exception):
     """Another supervisor holds the directory."""
+
+
+class UnusableStateDir(Exception):
+    """The system refuses what must be read or written in it; the message says what to change."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        super().__init__(
+            f"the state directory {path} cannot be used: {error.strerror or error}; "
+            f"{'free some space there, or ' if is_full else ''}name another one with --state-dir"
+        )
 
 
 class Owner(msgspec.Struct, kw_only=True):
@@ -47,11 +61,12 @@ def default_state_dir() -> Path:
 
 
 class StateDir:
-    """The directory's layout."""
+    """The directory's layout. Where it cannot be used, methods raise `UnusableStateDir`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
+        self._held: int | None = None  # file descriptor of the lock while `hold` lasts
 
     def command(self, words: str) -> str:
         """A command of ours as it is to be typed to reach this directory."""
@@ -61,50 +76,81 @@ class StateDir:
 
     def create(self) -> None:
         """Makes it, for this user alone: logs may tell what is served."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self.logs):
-            folder.chmod(0o700)
+        with self._using():
+            self.logs.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.logs):
+                folder.chmod(0o700)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Is this process's until the end of the block, however that ends. Raises `AlreadyRuns`."""
-        self.create()
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._held = self._take()
         try:
-            if not _locked(fd):
-                raise AlreadyRuns
-            self._owner.unlink(missing_ok=True)  # of one that was killed
+            with self._using():
+                self._owner.unlink(missing_ok=True)  # of one that was killed
             yield
-            self._owner.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._owner.unlink(missing_ok=True)
         finally:
-            os.close(fd)
+            os.close(self._held)
+            self._held = None
+
+    def keep(self, owner: Owner) -> bool:
+        """Within `hold`: makes again what was removed of it meanwhile, so that commands find its
+        owner, and returns whether anything was. Raises `AlreadyRuns` while another one has it."""
+        assert self._held is not None
+        is_ours = self._is_lock(self._held)
+        if is_ours and os.path.isfile(self._owner) and os.path.isdir(self.logs):
+            return False
+        if is_ours:
+            self.create()
+        elif self.is_held():
+            raise AlreadyRuns
+        else:
+            lock = self._take()
+            os.close(self._held)
+            self._held = lock
+        self.write_owner(owner)
+        return True
 
     def is_held(self) -> bool:
         """Whether a supervisor lives."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        with self._using():
+            try:
+                fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
             return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     def write_owner(self, owner: Owner) -> None:
         """Tells the other commands where to find the supervisor."""
-        write_atomically(self._owner, msgspec.json.encode(owner))
+        with self._using():
+            write_atomically(self._owner, msgspec.json.encode(owner))
+
+    def open_start_up(self) -> IO[bytes]:
+        """Where one that starts in the background says why it cannot: zeros, so that there is room
+        for its words even where it finds the disk full."""
+        self.create()
+        with self._using():
+            path = self.path / "start-up"
+            path.write_bytes(bytes(_START_UP_BYTES))
+            return path.open("r+b")
 
     def owner(self) -> Owner | None:
         """The supervisor that lives; None if there is none, or it has not come up yet."""
         if not self.is_held():
             return None
-        try:
-            return msgspec.json.decode(self._owner.read_bytes(), type=Owner)
-        except FileNotFoundError:
-            return None
+        with self._using():
+            try:
+                return msgspec.json.decode(self._owner.read_bytes(), type=Owner)
+            except FileNotFoundError:
+                return None
 
     def log_path(self, name: str) -> Path:
         """A process's log."""
@@ -113,16 +159,47 @@ class StateDir:
     def remove_log(self, name: str) -> None:
         """Removes a process's log, with what was rotated away."""
         for path in self.logs.glob(f"{name}{SUFFIX}*"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # one too many does no harm
+                path.unlink()
 
     def log_paths(self) -> list[Path]:
         """All logs, by name, where `a-2` comes before `a-10`; without those that were rotated
         away."""
-        return sorted(self.logs.glob(f"*{SUFFIX}"), key=_by_name_and_number)
+        with self._using():
+            return sorted(self.logs.glob(f"*{SUFFIX}"), key=_by_name_and_number)
 
     @property
     def _owner(self) -> Path:
         return self.path / "owner.json"
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
+    def _take(self) -> int:
+        """Makes it, and returns the lock's file descriptor. Raises `AlreadyRuns`."""
+        self.create()
+        with self._using():
+            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, fd)
+                if not _locked(fd):
+                    raise AlreadyRuns
+                stack.pop_all()
+        return fd
+
+    def _is_lock(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), self._lock.stat())
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnusableStateDir(self.path, error) from error
 
 
 def _locked(fd: int) -> bool:

@@ -17,7 +17,7 @@ from pagelet.local.log_files import RotatingLog
 from pagelet.local.machine import visible_gpus
 from pagelet.local.pools import Pools
 from pagelet.local.router import Router
-from pagelet.local.state_dir import Owner, StateDir
+from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir, UnusableStateDir
 from pagelet.local.status import Status
 from pagelet.local.wanted import MOST_REPLICAS, Wanted, read_wanted
 from pagelet.process.atomic import write_atomically
@@ -61,8 +61,11 @@ class Supervisor:
         self._wanted = wanted
         self._problems: list[str] = []
         self._state = state
+        self._state_trouble = ""
+        self._owner = Owner(
+            pid=os.getpid(), control=runtime.file("control"), file=str(file), host=host, url=url
+        )
         self._runtime = runtime
-        self._host = host
         self._listener = listener
         self._url = url
         self._show = show
@@ -100,18 +103,9 @@ class Supervisor:
             RotatingLog(self._state.log_path("router")),
             self._wake.set,
         )
-        socket_path = self._runtime.file("control")
-        server = await control.listen(socket_path, self._handle)
-        self._state.write_owner(
-            Owner(
-                pid=os.getpid(),
-                control=socket_path,
-                file=str(self._file),
-                host=self._host,
-                url=self._url,
-            )
-        )
+        server = await control.listen(self._owner.control, self._handle)
         try:
+            self._state.write_owner(self._owner)
             self._pools.reconcile()
             self._router.begin()
             scaling = asyncio.create_task(Autoscaler(self._pools, self._router.port).run())
@@ -130,6 +124,7 @@ class Supervisor:
         except TimeoutError:
             pass
         self._wake.clear()
+        self._keep_state()
         self._look_at_file()
         self._pools.reconcile()
         status = self.status()
@@ -140,6 +135,23 @@ class Supervisor:
             self.failures = status.failures
             self._exit_code = 1
             self._stop()
+
+    def _keep_state(self) -> None:
+        """Stays within reach of the commands when someone removes the state directory."""
+        try:
+            was_removed = self._state.keep(self._owner)
+        except (AlreadyRuns, UnusableStateDir) as error:
+            trouble = str(error) or f"another `pagelet up` runs in {self._state.path} now"
+            if trouble != self._state_trouble:
+                log.error(
+                    "commands do not reach this supervisor any more, `kill %d` ends it: %s",
+                    *(self._owner.pid, trouble),
+                )
+            self._state_trouble = trouble
+            return
+        self._state_trouble = ""
+        if was_removed:
+            log.warning("%s was removed, and is made again", self._state.path)
 
     def _warn(self, warnings: list[str]) -> None:
         """Tells once of what is more than the machine has."""
@@ -180,6 +192,8 @@ class Supervisor:
                 log.error("%s\nnothing is changed until the file is right", error)
             self._problems = error.problems
             return
+        if self._problems:
+            log.info("%s is right again", self._file)
         self._problems = []
         if wanted != self._wanted:
             log.info("%s has changed", self._file)
@@ -242,6 +256,7 @@ class Supervisor:
 
     async def _keep_showing(self) -> None:
         while True:
+            self._keep_state()
             self._show(self.status())
             await asyncio.sleep(_TICK_SECONDS)
 

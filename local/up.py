@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pagelet.local import client
 from pagelet.local.control import ControlError
-from pagelet.local.log_files import rotating_handler
+from pagelet.local.log_files import RotatingHandler
 from pagelet.local.machine import visible_gpus
 from pagelet.local.screen import Lines, Screen
 from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir
@@ -55,7 +55,8 @@ class UpOptions:
 
 
 def up(options: UpOptions, console: Console, *, detach: bool) -> int:
-    """Runs what the file asks for; returns the exit code. Raises `UpFailed`."""
+    """Runs what the file asks for; returns the exit code. Raises `UpFailed` or
+    `UnusableStateDir`."""
     try:
         wanted = read_wanted(options.file, len(visible_gpus()))
     except InvalidServices as error:
@@ -110,7 +111,6 @@ def _here(
 
 def _in_background(options: UpOptions, state: StateDir, console: Console) -> int:
     """Starts it as a process of its own session, and waits until all is ready."""
-    state.create()
     command = [sys.executable, "-P", "-m", "pagelet.cli", "up", "--file", str(options.file)]
     command += ["--state-dir", str(options.state_dir)]
     if options.host is not None:
@@ -119,7 +119,7 @@ def _in_background(options: UpOptions, state: StateDir, console: Console) -> int
         command += ["--port", str(options.port)]
     for count in options.replicas:
         command += ["--replicas", count]
-    with (state.path / "start-up").open("w+b") as output:
+    with state.open_start_up() as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def _in_background(options: UpOptions, state: StateDir, console: Console) -> int
 def _last_words(output: IO[bytes]) -> str:
     """Why a process that was started in the background has ended."""
     output.seek(0)
-    words = output.read().decode(errors="replace").strip()
+    words = output.read().decode(errors="replace").replace("\0", "").strip()
     return words.removeprefix("Error: ") or "it ended at once"
 
 
@@ -213,7 +213,7 @@ def _parse_replicas(counts: Sequence[str], wanted: Wanted) -> dict[str, int]:
 
 
 def _log_to(path: Path) -> None:
-    handler = rotating_handler(path)
+    handler = RotatingHandler(path)
     handler.setFormatter(TextFormatter("supervisor"))
     logging.getLogger().addHandler(handler)
     log.setLevel(logging.INFO)

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,13 @@ from typing import Any
 import pytest
 
 from pagelet.local.control import Call, ControlError, call, listen
-from pagelet.local.state_dir import AlreadyRuns, Owner, StateDir, default_state_dir
+from pagelet.local.state_dir import (
+    AlreadyRuns,
+    Owner,
+    StateDir,
+    UnusableStateDir,
+    default_state_dir,
+)
 
 HOLDER = """
 import sys, time
@@ -88,6 +95,59 @@ def test_one_that_looks_keeps_nobody_from_holding_it(tmp_path: Path) -> None:
     with state.hold():
         assert state.is_held()
     released.join()
+
+
+def test_a_state_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    other = StateDir(state.path)
+    owner = Owner(pid=os.getpid(), control="c", file="f", host="h", url="u")
+    with state.hold():
+        state.write_owner(owner)
+        assert not state.keep(owner)
+        for remove in (
+            lambda: shutil.rmtree(state.path),
+            lambda: shutil.rmtree(state.logs),
+            lambda: (state.path / "lock").unlink(),
+            lambda: (state.path / "owner.json").unlink(),
+        ):
+            remove()
+            assert state.keep(owner)
+            assert other.owner() == owner
+            assert state.logs.is_dir()
+            assert not state.keep(owner)
+        shutil.rmtree(state.path)
+        with other.hold():  # it was quicker
+            other.write_owner(owner)
+            with pytest.raises(AlreadyRuns):
+                state.keep(owner)
+        assert state.keep(owner)
+        with pytest.raises(AlreadyRuns), other.hold():
+            pass
+        shutil.rmtree(state.path)
+        state.path.touch()
+        with pytest.raises(UnusableStateDir, match="Not a directory"):
+            state.keep(owner)
+    assert state.path.read_bytes() == b""
+
+
+def test_a_state_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    owner = Owner(pid=os.getpid(), control="c", file="f", host="h", url="u")
+    plain = StateDir(tmp_path / "plain")
+    plain.path.touch()
+    for use in (plain.is_held, plain.owner, plain.create, plain.open_start_up):
+        with pytest.raises(UnusableStateDir) as raised:
+            use()
+        assert str(plain.path) in str(raised.value)
+        assert str(raised.value).endswith("; name another one with --state-dir")
+    with pytest.raises(UnusableStateDir, match="Not a directory"):
+        plain.write_owner(owner)
+    with pytest.raises(UnusableStateDir, match="No such file"), StateDir(Path("/proc/x")).hold():
+        pass
+    full = StateDir(tmp_path / "full")
+    full.create()
+    (full.path / "start-up").symlink_to("/dev/full")
+    with pytest.raises(UnusableStateDir, match="No space left on device; free some space there"):
+        full.open_start_up()
 
 
 def test_a_log_goes_with_what_was_rotated_away(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Logs: pieces become lines, files stay small, readers lose nothing."""
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,54 @@ def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(path.stat().st_size <= 100 for path in tmp_path.iterdir())
     assert read_last(tmp_path / "a.log", 15) == [f"line {number}" for number in range(85, 100)]
     assert read_last(tmp_path / "a.log", 0) == []
+
+
+def test_a_log_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "logs" / "a.log"
+    log = RotatingLog(path)  # there is no such folder yet
+    log.write(b"one\ntwo\n")
+    path.parent.mkdir()
+    log.write(b"three\n")
+    assert path.read_text() == "three\n"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    full = RotatingLog(path)
+    full.write(b"four\nfive\nsix\n")
+    assert full.tail == ["four", "five", "six"], "what is told of a process does not need a disk"
+    path.unlink()
+    full.write(b"seven\n")
+    assert path.read_text() == "seven\n"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} cannot be written: No such file or directory; its lines are lost until it can be",
+        f"{path} can be written again",
+        f"{path} cannot be written: No space left on device; its lines are lost until it can be",
+        f"{path} can be written again",
+    ]
+    path.unlink()
+    path.symlink_to("/dev/full")
+    last = RotatingLog(path)
+    last.write(b"without an end")
+    for each in (log, full, last):
+        each.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rotation_that_fails_ends_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "_MOST_BYTES", 100)
+    log = RotatingLog(tmp_path / "a.log")
+    in_the_way = tmp_path / "a.log.3"
+    in_the_way.mkdir()
+    (tmp_path / "a.log.2").touch()
+    for number in range(20):
+        log.write(b"line %d\n" % number)
+    in_the_way.rmdir()
+    log.write(b"the last\n")
+    log.close()
+    assert (tmp_path / "a.log").read_text() == "the last\n"
+    assert (tmp_path / "a.log.1").read_text().startswith("line 0\n")
 
 
 def test_a_follower_sees_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

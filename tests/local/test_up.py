@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -185,6 +186,15 @@ def test_a_broken_file_starts_nothing_and_stops_nothing(up: Local) -> None:
     assert up.start().wait_end() == 1
     assert f"{up.file}:13: spec.replicas: is 'two'; it takes a whole number" in up.said()
     assert not up.state.exists()
+    up.write(SIM)
+    up.state.touch()  # a file
+    unusable = (
+        f"Error: the state directory {up.state} cannot be used: Not a directory; name another"
+    )
+    assert up.start().wait_end() == 1
+    assert up.said().startswith(unusable)
+    assert up.command("ps", code=1).startswith(unusable)
+    up.state.unlink()
 
     up.write(SIM)
     up.start().wait_phases("ready")
@@ -203,6 +213,12 @@ def test_a_broken_file_starts_nothing_and_stops_nothing(up: Local) -> None:
     up.write(SIM)
     up.wait_phases("ready")
     assert list(up.phases()) == ["sim-1"]
+    assert up.said().count(f"{up.file} is right again") == 1
+
+    # Who removes its state has it back, and the commands still find it.
+    shutil.rmtree(up.state)
+    wait_for(lambda: "was removed, and is made again" in up.said())
+    assert "sim 1/1" in up.command("ps")
     up.signal(signal.SIGTERM)
     assert up.wait_end() == 0
 
