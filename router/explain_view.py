@@ -40,6 +40,8 @@ def _facts(record: RequestRecord) -> Iterator[str]:
         yield f"tenant {record.tenant}"
     if record.model:
         yield f"model {record.model}"
+    if record.adapter_of:
+        yield f"an adapter of {record.adapter_of}"
     if record.pool:
         yield f"pool {record.pool}"
     if record.prompt_tokens:

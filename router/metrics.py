@@ -134,6 +134,7 @@ class RouterMetrics:
         for reason in names.REJECTIONS:
             self._count("rejected_requests_total", reason, by=0)
         self._models, self._tenants = LabelCap(), LabelCap()
+        self._adapters = LabelCap()  # apart, so that they leave models their places
         self._codes = LabelCap()
         self.set_server(ServerView())
         self._process = ProcessMetrics()
@@ -154,7 +155,8 @@ class RouterMetrics:
 
     def on_finished(self, record: RequestRecord) -> None:
         """Counts a request for a model that is over, whatever became of it."""
-        model = self._models(record.model or "unknown")
+        cap = self._adapters if record.adapter_of else self._models
+        model = cap(record.model or "unknown")
         tenant = self._tenants(record.tenant or ANONYMOUS)
         self._count("requests_total", model, tenant, self._codes(str(record.status)))
         self._count("retries_total", model, by=record.retries)

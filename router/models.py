@@ -33,7 +33,7 @@ class ServedModel:
     asked: str
     """As the client wrote it."""
     name: str
-    """As metrics and logs call it: `ModelTable.label`."""
+    """As metrics and logs call it: an adapter by its own name, else `ModelTable.label`."""
     route: int
     adapter: str | None = None
     """`asked`, if it is the name of an adapter."""
@@ -121,8 +121,13 @@ class ModelTable:
             self._index_names()
 
     def resolve(self, name: str, tenant: Tenant) -> ServedModel:
-        """What a name means. Raises 404 that lists the names, or 403 if the tenant may not use it:
-        an adapter is a model of its own, so its own name must be allowed.
+        """What a name means to a tenant. Raises as `find` and `check`."""
+        model = self.find(name, tenant)
+        self.check(model, tenant)
+        return model
+
+    def find(self, name: str, tenant: Tenant) -> ServedModel:
+        """What a name means. Raises 404 that lists those that the tenant may use.
 
         While a route without a name has never had a replica, any unknown name may be its own, so
         its requests are held rather than refused.
@@ -130,18 +135,27 @@ class ModelTable:
         route = self._by_name.get(name)
         if route is None:
             route = next((route for route in self._indices if not self._own_names(route)), None)
-            if route is None:
-                raise self._not_found(name, tenant)
-            tenant.check_model(name)
-        elif name in self._adapters[route]:
-            tenant.check_model(name)
-            return ServedModel(name, self.label(route), route, adapter=name)
-        else:
-            tenant.check_model(name, *self._names(route))
+        if route is None:
+            raise self._not_found(name, tenant)
+        return self._meant(name, route)
+
+    def check(self, model: ServedModel, tenant: Tenant) -> None:
+        """Raises 403 if the tenant may not use the model. An adapter is a model of its own: its own
+        name must be allowed."""
+        shared = model.adapter is None and model.asked in self._by_name
+        tenant.check_model(model.asked, *(self._names(model.route) if shared else ()))
+
+    def renewed(self, model: ServedModel) -> ServedModel:
+        """What a model is now: the first replica may have told its name since it was found."""
+        return model if model.adapter is not None else self._meant(model.asked, model.route)
+
+    def _meant(self, name: str, route: int) -> ServedModel:
+        if name in self._adapters[route]:
+            return ServedModel(name, name, route, adapter=name)
         return ServedModel(name, self.label(route), route)
 
     def label(self, route: int) -> str:
-        """What metrics and logs call a route, whichever of its names was asked for."""
+        """What metrics and logs call the model of a route, whichever of its names was asked for."""
         return next(iter(self._names(route)), UNNAMED)
 
     def choose_pool(

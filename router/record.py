@@ -60,7 +60,9 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """Of the monotonic clock."""
     tenant: str = ""
     model: str = ""
-    """As `ServedModel.name`; empty until the name was resolved."""
+    """As `ServedModel.name`; empty until it was found."""
+    adapter_of: str = ""
+    """The model that `model` is an adapter of, if it is one."""
     pool: str = ""
     stream: bool = False
     answers: int = 1

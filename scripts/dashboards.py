@@ -49,7 +49,8 @@ _O: Final = "pagelet_operator_"
 SERVICE: Final = Dashboard(
     "service",
     "Pagelet / Service",
-    (("namespace", f"{_R}replicas"), ("model", f"{_R}replicas")),
+    # Of a metric that adapters are counted in too; they have no replicas of their own.
+    (("namespace", f"{_R}replicas"), ("model", f"{_R}retries_total")),
     (
         (
             "Answers",

@@ -67,9 +67,10 @@ class Inference:
     async def run(self) -> None:
         """Answers. Raises `ApiError`."""
         body, record = self.body, self.record
-        model = self._resolve()
-        record.model, record.stream = model.name, body.stream
-        record.answers = body.num_answers
+        model = self._find_model()
+        self._record(model)
+        record.stream, record.answers = body.stream, body.num_answers
+        self.state.models.check(model, self.tenant)
         if self.exchange.path in _OF_STORED and body.previous_response_id is not None:
             body.before = await conversation(
                 self.state, self.tenant, record, body.previous_response_id
@@ -98,7 +99,8 @@ class Inference:
         )
         record.note("admitted")
         record.waited_seconds = permit.waited_seconds
-        record.model = self.state.models.label(model.route)  # the first replica may have told it
+        model = self.state.models.renewed(model)
+        self._record(model)
         try:
             salt, prompts = self.state.salts.derive(self.tenant, body.cache_salt), None
             caches = self.exchange.path in _HINTED
@@ -136,12 +138,17 @@ class Inference:
             return Journal(1, 1, wants_usage=False, ends_with_answer=True)
         return Journal(self.body.num_answers, self.body.n, self.body.includes_usage)
 
-    def _resolve(self) -> ServedModel:
+    def _find_model(self) -> ServedModel:
         if self.body.model is None and self.exchange.path in _MODEL_OPTIONAL:
             models = self.state.models.list_models(self.tenant).data
             if models:
-                return self.state.models.resolve(models[0].id, self.tenant)
-        return self.state.models.resolve(self.body.require_model(), self.tenant)
+                return self.state.models.find(models[0].id, self.tenant)
+        return self.state.models.find(self.body.require_model(), self.tenant)
+
+    def _record(self, model: ServedModel) -> None:
+        self.record.model = model.name
+        base = "" if model.adapter is None else self.state.models.label(model.route)
+        self.record.adapter_of = base
 
     def _route(
         self, prompts: Prompts | None, salt: str | None, session: str | None, adapter: str | None

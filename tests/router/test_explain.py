@@ -62,7 +62,15 @@ def test_a_running_request_is_explained_as_far_as_it_came():
 
 
 def test_people_see_every_candidate_and_what_happened():
-    story = record("r-1", model="m", pool="p", status=200, prompt_tokens=512, cached_tokens=384)
+    story = record(
+        "r-1",
+        model="sql",
+        adapter_of="m",
+        pool="p",
+        status=200,
+        prompt_tokens=512,
+        cached_tokens=384,
+    )
     candidates = [
         Candidate("http://a", 400, 0.25, 0.2, 0.5, 3.0, 0.5, "holds the longest prefix"),
         Candidate("http://b", 0, 0.0, 1.2, 1.25, 0.0, 1.25),
@@ -78,8 +86,9 @@ def test_people_see_every_candidate_and_what_happened():
         console.print(part)
     text = console.export_text()
     for words in (
-        *("r-1", "tenant acme", "model m", "512 prompt tokens", "0 predicted, 384 found"),
+        *("r-1", "tenant acme", "model sql", "512 prompt tokens", "0 predicted, 384 found"),
         *("cached prefix; the connection was lost", "least time; completed", "over after 2.50 s"),
+        "an adapter of m",
         *("holds the longest prefix", "250.0 ms", "resume death", "7 generated"),
     ):
         assert words in text

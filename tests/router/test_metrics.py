@@ -129,6 +129,20 @@ def test_label_values_are_bounded():
     assert found['pagelet_router_requests_total{model="other",tenant="other",code="200"}'] == 900
 
 
+def test_adapters_leave_models_their_places():
+    metrics = RouterMetrics()
+    for number in range(1000):
+        metrics.on_finished(record(model=f"a{number}", adapter_of="m", status=200))
+    metrics.on_finished(record(model="m", status=200))
+    metrics.set_pools([PoolView("m", "p", waiting_requests=3)])
+    found = samples(metrics.render())
+    requests = 'pagelet_router_requests_total{{model="{}",tenant="anonymous",code="200"}}'
+    assert found[requests.format("a0")] == 1
+    assert found[requests.format("other")] == 900
+    assert found[requests.format("m")] == 1
+    assert found['pagelet_router_waiting_requests{model="m",pool="p"}'] == 3
+
+
 def test_pools_that_are_gone_are_not_shown():
     metrics = RouterMetrics()
     metrics.set_pools([PoolView("m", "old", replicas={"ready": 2})])

@@ -151,13 +151,26 @@ def test_an_adapter_is_a_model_of_its_own_that_has_one_name_everywhere():
     assert (model.root, model.parent) == ("small", "small")
     assert table.get_model("tiny", ANONYMOUS).parent is None
     asked = table.resolve("sql", ANONYMOUS)
-    assert (asked.name, asked.adapter) == ("small", "sql")
+    assert (asked.name, asked.adapter) == ("sql", "sql")
     pools = [PoolRef(0, 0), PoolRef(0, 1)]
     assert [table.upstream_name(asked, pool) for pool in pools] == ["sql", "sql"]
     assert [table.adapter_digest(asked, pool) for pool in pools] == ["digest", None]
     chosen = {table.choose_pool(asked, lambda key=key: b"%d" % key, pools) for key in range(50)}
     assert chosen == {PoolRef(0, 0)}, "the other one's replicas do not have it"
     assert table.adapter_digest(table.resolve("small", ANONYMOUS), pools[0]) is None
+
+
+def test_a_name_that_is_told_while_its_request_waits_is_what_it_turns_out_to_be():
+    table = ModelTable([route(None)])
+    sql, base = (table.find(name, ANONYMOUS) for name in ("sql", "base"))
+    assert (sql.name, sql.adapter) == ("unnamed", None)
+    table.learn(PoolRef(0, 0), "r", ["base", "sql"], None, {"sql": "digest"})
+    sql, base = table.renewed(sql), table.renewed(base)
+    assert (sql.name, sql.adapter) == ("sql", "sql")
+    assert (base.name, base.adapter) == ("base", None)
+    assert table.upstream_name(sql, PoolRef(0, 0)) == "sql"
+    table.learn(PoolRef(0, 0), "r", ["base"], None)
+    assert table.renewed(sql) == sql, "the base does not answer for an adapter that went"
 
 
 def test_leave_to_use_a_model_is_no_leave_to_use_its_adapters():

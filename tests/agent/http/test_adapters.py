@@ -184,6 +184,9 @@ async def test_a_router_takes_the_names_of_adapters(served):
         ) as client:
             for name in ("tiny", "b", "c"):
                 assert await answer(client, name) == expected[name]
+            used = await client.get("/usage", cast_to=object)
+    rows = [(row["model"], row["prompt_tokens"], row["generated_tokens"]) for row in used["data"]]
+    assert rows == [(name, len(PROMPT), COUNT) for name in ("b", "c", "tiny")]
 
 
 def edited(folder, name, **config):

@@ -1,24 +1,37 @@
 """What replicas get to see of tenants, and which replicas their conversations meet."""
 
+import asyncio
 import json
+import logging
+import re
 
 import pytest
 
 from pagelet.protocol.api_keys import key_digest
 from pagelet.protocol.router import ModelRoute, Pool
 from pagelet.router.tenants.key_file import digest_entry
-from support.scripted_replica import ScriptedReplica
+from support.scripted_replica import ScriptedReplica, whole
 
 
 @pytest.fixture
 def keys_file(tmp_path):
     """Tenants whose keys are their names."""
-    tenants = [
-        {"name": name, "keys": [{"hash": digest_entry(key_digest(name))}]} for name in ("a", "b")
+    return write_keys(tmp_path, a={}, b={})
+
+
+def write_keys(folder, **tenants):
+    """Tenants whose keys are their names, with what else is said of them."""
+    entries = [
+        {"name": name, "keys": [{"hash": digest_entry(key_digest(name))}]} | more
+        for name, more in tenants.items()
     ]
-    file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"tenants": tenants}))
+    file = folder / "keys.json"
+    file.write_text(json.dumps({"tenants": entries}))
     return {"api_keys_file": str(file)}
+
+
+def key(tenant):
+    return {"Authorization": f"Bearer {tenant}"}
 
 
 async def salt_of(fleet, headers, **body):
@@ -99,3 +112,90 @@ async def test_all_turns_of_a_conversation_meet_one_revision(routed) -> None:
             seen.append(place)
     canary = seen.count(fleet.replicas[1].url)
     assert 4 <= canary <= 20  # 12 are expected, with a deviation of 3
+
+
+WITH_ADAPTER = {"served_model_names": ["m", "sql"], "adapters": {"sql": "digest"}}
+USAGE = {"prompt_tokens": 30, "completion_tokens": 2}
+
+
+async def requests_by_model(fleet, tenant):
+    """{(model, status): requests} of a tenant."""
+    pattern = rf'^pagelet_router_requests_total{{model="(.+)",tenant="{tenant}",code="(.+)"}} (.+)$'
+    text = (await fleet.client.get("/metrics")).text
+    found = re.findall(pattern, text, re.MULTILINE)
+    return {(model, int(code)): float(count) for model, code, count in found}
+
+
+async def test_an_adapter_is_billed_and_explained_under_its_own_name(
+    routed, keys_file, caplog
+) -> None:
+    caplog.set_level(logging.INFO, logger="pagelet.access")
+    replica = ScriptedReplica()
+    replica.claims, replica.answer = WITH_ADAPTER, whole({"choices": [], "usage": USAGE})
+    async with routed(replica, config=keys_file) as fleet:
+        for model in ("m", "sql", "sql"):
+            response = await fleet.post({"model": model}, headers=key("a"))
+            assert response.status_code == 200
+        assert await requests_by_model(fleet, "a") == {("m", 200): 1, ("sql", 200): 2}
+        usage = (await fleet.client.get("/v1/usage", headers=key("a"))).json()["data"]
+        assert [(row["model"], row["requests"], row["prompt_tokens"]) for row in usage] == [
+            ("m", 1, 30),
+            ("sql", 2, 60),
+        ]
+        path = f"/v1/explain/{response.headers['x-request-id']}"
+        story = (await fleet.client.get(path, headers=key("a"))).json()
+        assert (story["model"], story["adapter_of"]) == ("sql", "m")
+        pools = (await fleet.client.get("/metrics")).text
+        assert 'pagelet_router_inflight_answers{model="m",pool="default"}' in pools
+        assert 'pagelet_router_inflight_answers{model="sql"' not in pools, "it has no pool"
+    logged = [getattr(line, "model", None) for line in caplog.records if line.msg == "request"]
+    assert [model for model in logged if model] == ["m", "sql", "sql"]
+
+
+async def test_requests_that_are_refused_count_for_the_model_that_they_name(
+    routed, tmp_path
+) -> None:
+    tenants = {
+        "none": {"models": ["other"]},
+        "base": {"models": ["m"]},
+        "few": {"limits": {"tokens_per_minute": 10}},
+        "once": {"limits": {"requests_per_minute": 1}},
+    }
+    replica = ScriptedReplica()
+    replica.claims = WITH_ADAPTER
+    route = {"aliases": ["alias"]}
+    async with routed(replica, route=route, config=write_keys(tmp_path, **tenants)) as fleet:
+
+        async def count(tenant, *models, **body):
+            for model in models:
+                await fleet.post({"model": model} | body, headers=key(tenant))
+            return await requests_by_model(fleet, tenant)
+
+        refused = await count("none", "m", "alias", "sql", "nowhere")
+        assert refused == {("m", 403): 2, ("sql", 403): 1, ("unknown", 404): 1}
+        assert await count("base", "alias", "sql") == {("m", 200): 1, ("sql", 403): 1}
+        over = await count("few", "m", "sql", max_tokens=100)
+        assert over == {("m", 429): 1, ("sql", 429): 1}
+        # What is one request too many is not read.
+        assert await count("once", "m", "m") == {("m", 200): 1, ("unknown", 429): 1}
+
+
+async def test_a_request_that_waited_for_the_first_replica_gets_the_adapter_that_it_names(
+    routed,
+) -> None:
+    replica = ScriptedReplica()
+    replica.claims = WITH_ADAPTER
+    await replica.start()
+    await replica.stop()  # its port is known, and nothing more
+    models = [ModelRoute(pools=[Pool(replicas=[replica.url])])]
+    async with routed(wait=False, config={"models": models}) as fleet:
+        (pool,) = fleet.state.pools.values()
+        waiting = asyncio.create_task(fleet.post({"model": "sql"}))
+        await fleet.wait_for(lambda: pool.room.num_waiting + pool.room.num_held)
+        await replica.start()
+        try:
+            assert (await waiting).status_code == 200
+        finally:
+            await replica.stop()
+        assert replica.asked[-1].body["model"] == "sql", "the base does not answer in its place"
+        assert await requests_by_model(fleet, "anonymous") == {("sql", 200): 1}
