@@ -21,6 +21,7 @@ from pagelet.protocol.inference_service.schema import Schema, spec_schema
 from pagelet.protocol.inference_service.secrets import read_secret
 from pagelet.protocol.inference_service.service import InferenceService, ServiceSpec
 from pagelet.protocol.inference_service.validate import Path, Problem, validate
+from pagelet.protocol.yaml_fault import wrong_tag, yaml_fault
 
 _METADATA: Final[Schema] = {
     "type": "object",
@@ -275,9 +276,7 @@ def _documents(text: str, name: str) -> Iterator[_Document]:
     except RecursionError as error:  # brackets without end, or an alias of what it stands in
         raise InvalidServices([f"{name}: is nested too deeply, or in itself"]) from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise InvalidServices([f"{name}:{line}: is no YAML: {error.problem}"]) from error
+        raise InvalidServices([yaml_fault(name, error)]) from error
     finally:
         loader.dispose()
 
@@ -288,11 +287,8 @@ class _Loader(KubectlLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, KeyError):
-            words = (
-                f"{str(node.value)[:60]!r} is no {node.tag.rpartition(':')[2]}; quotes make it text"
-            )
-            raise yaml.constructor.ConstructorError(None, None, words, node.start_mark) from None
+        except (ValueError, KeyError, AttributeError):
+            raise wrong_tag(node) from None
 
 
 def _check_nodes(node: yaml.Node, name: str, sizes: dict[int, int]) -> int:

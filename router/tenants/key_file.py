@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from pagelet.protocol.router import TenantLimits
+from pagelet.protocol.yaml_fault import wrong_tag, yaml_fault
 
 TENANT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -94,7 +95,9 @@ def read_key_files(paths: Iterable[Path], *, folder: bool) -> list[TenantEntry]:
                 _add(entry, tenants, owners)
         except OSError as error:
             raise KeyFileError(f"{path}: {error.strerror}") from error
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
+        except yaml.YAMLError as error:
+            raise KeyFileError(yaml_fault(str(path), error)) from error
+        except (ValueError, RecursionError) as error:
             raise KeyFileError(f"{path}: {error}") from error
     return list(tenants.values())
 
@@ -122,6 +125,12 @@ def _add(entry: TenantEntry, tenants: dict[str, TenantEntry], owners: dict[str, 
 
 class _Loader(yaml.CSafeLoader):
     """Leaves times to msgspec, which wants them with their time zone as JSON writes them."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError):
+            raise wrong_tag(node) from None
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -180,6 +180,7 @@ def test_aliases_that_grow_without_end_and_large_files_are_refused_before_they_a
         ("1.5", "is 1.5; it takes a whole number"),
         ("-010", "is -8; it takes at least 0"),
         ("!!int two", "'two' is no int; quotes make it text"),
+        ("!!timestamp then", "'then' is no timestamp; quotes make it text"),
         ("!!bool 1", "'1' is no bool; quotes make it text"),
         ("9" * 5000, "is no int; quotes make it text"),
     ],

@@ -206,7 +206,12 @@ HASH = "sha256:" + "0" * 64
         ),
         (f"tenants: [{{name: a, keys: [{{hash: '{HASH}', expires: 2999-01-01}}]}}]", "expires"),
         (f"tenants: [{{name: a, keys: [{{hash: '{HASH}', key: x}}]}}]", "key"),
-        ("tenants: [", "expected"),
+        ("tenants: [", r"keys.yaml:2: is no YAML: did not find expected node content$"),
+        ("tenants:\n  - name: a\n   keys: []\n", r"keys.yaml:3: is no YAML: did not find expected"),
+        ("---\na: 1\n---\nb: 2", "3: is no YAML: expected a single document in the stream, but f"),
+        ("tenants: \x07", "is no YAML: control characters are not allowed, at character 10"),
+        ("tenants: !!bool maybe", "keys.yaml:1: is no YAML: 'maybe' is no bool; quotes"),
+        ("tenants: !!timestamp x", "keys.yaml:1: is no YAML: 'x' is no timestamp; quotes"),
     ],
 )
 def test_an_error_names_the_file_and_the_place(tmp_path, text, words):
@@ -214,6 +219,7 @@ def test_an_error_names_the_file_and_the_place(tmp_path, text, words):
     file.write_text(text)
     with pytest.raises(KeyFileError, match=words) as error:
         read_key_files([file], folder=False)
+    assert "\n" not in str(error.value)
     assert (
         str(file) in str(error.value) or "tenant" in words or "belongs" in words or "twice" in words
     )
