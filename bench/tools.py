@@ -237,7 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the number of answers that do not validate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--runs", type=int, default=100, help="with required, and with named tools")
+    parser.add_argument(
+        "--runs", type=int, default=100, help="with required; a third, rounded up, with each tool"
+    )
     parser.add_argument("--through", choices=sorted(_CLIENTS), default="openai")
     options = parser.parse_args(arguments)
     with urllib.request.urlopen(f"{options.url}/v1/models") as answer:

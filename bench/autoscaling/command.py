@@ -13,6 +13,7 @@ from pagelet.bench.autoscaling.simulate import METHODS, Hardware, Method, Run, s
 from pagelet.bench.autoscaling.trace import DAY, make_day
 from pagelet.bench.figures import percentile
 from pagelet.bench.load.report import check_plotting
+from pagelet.bench.progress import show_progress
 from pagelet.process.output import output_console
 from pagelet.protocol.autoscaling.scaler import ScalingBounds
 
@@ -93,7 +94,7 @@ def autoscaling(
     """Compare what to scale by, on a simulated day with bursts: backlog, queue length, KV use.
 
     The decisions are the autoscaler's own code; only replicas and time are simulated.
-    Takes minutes.
+    A day takes a minute or two of one core.
     """
     if plot_file is not None:
         try:
@@ -102,13 +103,17 @@ def autoscaling(
             raise typer.BadParameter(str(error), param_hint="--plot") from None
     hardware = Hardware()
     cases: list[Case] = []
-    for service in SERVICES:
-        arrivals = make_day(service.rate, seed, seconds=hours * 3600)
-        for method in METHODS:
-            for target in method.targets:
-                by = method.measure(target, hardware.slots)
-                run = simulate(arrivals, by, service.bounds, hardware)
-                cases.append(Case(service.name, method, target, measure(run), run.counts))
+    count = len(SERVICES) * sum(len(method.targets) for method in METHODS)
+    with show_progress(output_console(stderr=True)) as progress:
+        for service in SERVICES:
+            arrivals = make_day(service.rate, seed, seconds=hours * 3600)
+            for method in METHODS:
+                for target in method.targets:
+                    by_target = f"{method.name} {target:g} {method.unit}".rstrip()
+                    progress(f"{len(cases) + 1} of {count}: {service.name}, scaled by {by_target}")
+                    by = method.measure(target, hardware.slots)
+                    run = simulate(arrivals, by, service.bounds, hardware)
+                    cases.append(Case(service.name, method, target, measure(run), run.counts))
     output_console().print(_table(cases))
     if json_file is not None:
         plain = [

@@ -104,7 +104,8 @@ def parse_contender(text: str, folder: Path | None) -> Contender:
         if found is None:
             raise RouterUnknown(
                 f"{program} is not installed: pip install {program} in a virtual environment, and "
-                "give its folder of programs with --peers"
+                "give its folder of programs with --peers; or measure Pagelet's router alone: "
+                f"--router {DEFAULT[0]}"
             )
         program = found
     return Contender(text, program, policy, ready_path, command)

@@ -48,7 +48,9 @@ def routing(
     ] = None,
     loads: Annotated[
         list[float] | None,
-        typer.Option("--load", min=0.05, max=2, help="Shares of the capacity.  [0.7 and 0.9]"),
+        typer.Option(
+            "--load", min=0.05, max=2, help="Shares of the capacity. [default: 0.7 and 0.9]"
+        ),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Simulated engines.")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="Virtual time that is measured.")] = 30.0,
@@ -87,9 +89,9 @@ def routing(
     token_seconds: Annotated[
         float, typer.Option(min=0, help="What each of a step's tokens adds to it.")
     ] = _HARDWARE.token_seconds,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.  [default: one a core]")] = (
-        os.cpu_count() or 1
-    ),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes. [default: one a core]")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")
     ] = None,
@@ -130,7 +132,7 @@ def routing(
     ]
     try:
         with show_progress(console) as progress:
-            results = _run(cases, seeds, jobs, progress)
+            results = _run(cases, seeds, jobs or os.cpu_count() or 1, progress)
             progress("what a choice costs")
             costs = measure_cost()
     except CaseFailed as error:
