@@ -38,6 +38,8 @@ COMPLETIONS: Final = "/v1/completions"
 _PROMPT_BYTES: Final = 64 << 20
 _SEGMENT_BYTES: Final = 64 << 20
 _NUM_THREADS: Final = 2
+_SHOWN: Final = 60
+"""Most characters of a declared prefix that a log line repeats."""
 _NOT_OF_THE_PROMPT: Final = (
     *("model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens"),
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "logit_bias"),
@@ -99,6 +101,13 @@ class Tokeniser:
         def load() -> _Loaded:
             encoder = decode_bundle(bundle).load()
             shared = [encoder.tokenizer.encode(text, False) for text in self._shared_texts]
+            for text, tokens in zip(self._shared_texts, shared, strict=True):
+                if len(tokens) < block_size:
+                    _log.warning(
+                        "a shared prefix of %d tokens is not shared, which takes a block of %d: "
+                        "declare a longer text than %r",
+                        *(len(tokens), block_size, text[:_SHOWN]),
+                    )
             segments = SegmentEncoder(encoder.tokenizer, _SEGMENT_BYTES)
             prompts: WeightedCache[bytes, Prompts] = WeightedCache(_PROMPT_BYTES)
             return _Loaded(digest, block_size, encoder, SharedPrefixes(shared), segments, prompts)

@@ -91,6 +91,15 @@ async def test_declared_beginnings_are_shared_and_nothing_more(tokeniser) -> Non
     )
 
 
+async def test_a_declared_beginning_shorter_than_a_block_is_told_of(caplog) -> None:
+    made = Tokeniser(["You are brief.", "You are a gardener. " * 5])
+    await made.load(TokenizerBundle.of(encoder()).encode().data, "digest", BLOCK)
+    made.close()
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "declare a longer text than 'You are brief.'" in record.getMessage()
+
+
 @pytest.mark.parametrize("special", [True, False])
 async def test_completions_in_every_form(tokeniser, special) -> None:
     texts = ["Once upon a time", "<|im_start|>user\nHi<|im_end|>"]
