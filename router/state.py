@@ -12,7 +12,7 @@ from pagelet.protocol.replica import ReplicaDescription
 from pagelet.protocol.router import Pool, RouterConfig
 from pagelet.router.explain import Explanations
 from pagelet.router.metrics import RouterMetrics
-from pagelet.router.models import NO_ADAPTERS, ModelTable, PoolRef
+from pagelet.router.models import ModelTable, PoolRef
 from pagelet.router.proxy.retries import RetryBudget
 from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDiscovery
@@ -133,8 +133,7 @@ class RouterState(OpenRequests):
         elif replica.model_names:
             description = replica.description
             length = None if description is None else description.max_model_len
-            adapters = NO_ADAPTERS if description is None else description.adapters
-            self.models.learn(ref, replica.id, replica.model_names, length, adapters)
+            self.models.learn(ref, replica.id, replica.model_names, length, replica.adapters)
         if replica.health == "ready" and replica.description is not None:
             self._learn_tokenizer(ref, replica, replica.description)
 

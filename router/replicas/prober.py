@@ -25,12 +25,14 @@ _LEARN_NAMES_EVERY: Final = 30
 """Probes of a server of another kind between looks at the names of its models."""
 
 
-class _ModelName(msgspec.Struct):
+class _Model(msgspec.Struct):
     id: str
+    parent: object = None
+    """The name of the model that it is an adapter of, as vLLM has it."""
 
 
-class _ModelNames(msgspec.Struct):
-    data: list[_ModelName]
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class Prober:
@@ -76,7 +78,7 @@ class Prober:
     async def _probe(self) -> None:
         replica = self._replica
         began = asyncio.get_running_loop().time()
-        before = (replica.health, replica.description, replica.model_names)
+        before = self._told()
         try:
             health = await (self._probe_foreign() if self._foreign else self._probe_pagelet())
             self._silent = 0
@@ -99,8 +101,12 @@ class Prober:
             if self._changes is not None:
                 level = logging.INFO if health in ("ready", "draining") else logging.WARNING
                 self._changes.tell(replica.id, f"is {health}", level)
-        if before != (replica.health, replica.description, replica.model_names):
+        if before != self._told():
             self._on_change(replica)
+
+    def _told(self) -> tuple[object, ...]:
+        replica = self._replica
+        return replica.health, replica.description, replica.model_names, replica.adapters
 
     async def _probe_pagelet(self) -> Health:
         status, body = await self._get("/v1/replica")
@@ -116,6 +122,7 @@ class Prober:
             return "not ready"
         self._replica.description = description
         self._replica.model_names = description.served_model_names
+        self._replica.adapters = description.adapters
         return "draining" if description.draining else "ready"
 
     async def _probe_foreign(self) -> Health:
@@ -131,10 +138,12 @@ class Prober:
             if status != 200:
                 return "not ready"
             try:
-                models = msgspec.json.decode(body, type=_ModelNames)
+                models = msgspec.json.decode(body, type=_Models)
             except msgspec.MsgspecError:
                 return "not ready"
-            self._replica.model_names = [model.id for model in models.data]
+            self._replica.model_names = names = [model.id for model in models.data]
+            adapters = {each.id: each.id for each in models.data if isinstance(each.parent, str)}
+            self._replica.adapters = adapters if len(adapters) < len(names) else {}
         self._probes += 1
         return "ready"
 

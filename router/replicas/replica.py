@@ -1,6 +1,7 @@
 """One replica as a router sees it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from pagelet.protocol.replica import ReplicaDescription
@@ -29,6 +30,9 @@ class Replica:
     health: Health = "unknown"
     description: ReplicaDescription | None = None
     model_names: list[str] = dataclasses.field(default_factory=list)
+    adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Digests of those of its models that are adapters, by name; a server of another kind tells no
+    digest, and the name stands for it."""
     held_until: float = float("-inf")
     """When it takes requests again, by its own Retry-After."""
     time: SharedTime = dataclasses.field(default_factory=SharedTime)

@@ -39,6 +39,8 @@ class ScriptedReplica:
         """Whether probes get no answer."""
         self.claims: dict[str, Any] = {}
         """What it says of itself in place of the truth."""
+        self.models: list[dict[str, Any]] = [{"id": "m"}]
+        """What a server of another kind lists."""
         self.probes = 0
         self._pagelet = pagelet
         self._server: asyncio.Server | None = None
@@ -111,7 +113,7 @@ class ScriptedReplica:
         if path == "/v1/replica" and self._pagelet:
             await send(writer, 200, description)
         elif path == "/v1/models" and not self._pagelet:
-            await send(writer, 200, {"object": "list", "data": [{"id": "m"}]})
+            await send(writer, 200, {"object": "list", "data": self.models})
         elif path == "/health" and not self._pagelet:
             await send(writer, 200, {})
         else:

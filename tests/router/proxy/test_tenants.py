@@ -115,6 +115,8 @@ async def test_all_turns_of_a_conversation_meet_one_revision(routed) -> None:
 
 
 WITH_ADAPTER = {"served_model_names": ["m", "sql"], "adapters": {"sql": "digest"}}
+LISTED = [{"id": "m", "parent": None}, {"id": "sql", "parent": "m"}]
+"""As vLLM lists the same."""
 USAGE = {"prompt_tokens": 30, "completion_tokens": 2}
 
 
@@ -126,11 +128,13 @@ async def requests_by_model(fleet, tenant):
     return {(model, int(code)): float(count) for model, code, count in found}
 
 
+@pytest.mark.parametrize("pagelet", [True, False])
 async def test_an_adapter_is_billed_and_explained_under_its_own_name(
-    routed, keys_file, caplog
+    routed, keys_file, caplog, pagelet
 ) -> None:
     caplog.set_level(logging.INFO, logger="pagelet.access")
-    replica = ScriptedReplica()
+    replica = ScriptedReplica(pagelet=pagelet)
+    replica.models = LISTED
     replica.claims, replica.answer = WITH_ADAPTER, whole({"choices": [], "usage": USAGE})
     async with routed(replica, config=keys_file) as fleet:
         for model in ("m", "sql", "sql"):
@@ -152,8 +156,9 @@ async def test_an_adapter_is_billed_and_explained_under_its_own_name(
     assert [model for model in logged if model] == ["m", "sql", "sql"]
 
 
+@pytest.mark.parametrize("pagelet", [True, False])
 async def test_requests_that_are_refused_count_for_the_model_that_they_name(
-    routed, tmp_path
+    routed, tmp_path, pagelet
 ) -> None:
     tenants = {
         "none": {"models": ["other"]},
@@ -161,8 +166,8 @@ async def test_requests_that_are_refused_count_for_the_model_that_they_name(
         "few": {"limits": {"tokens_per_minute": 10}},
         "once": {"limits": {"requests_per_minute": 1}},
     }
-    replica = ScriptedReplica()
-    replica.claims = WITH_ADAPTER
+    replica = ScriptedReplica(pagelet=pagelet)
+    replica.claims, replica.models = WITH_ADAPTER, LISTED
     route = {"aliases": ["alias"]}
     async with routed(replica, route=route, config=write_keys(tmp_path, **tenants)) as fleet:
 
@@ -178,6 +183,18 @@ async def test_requests_that_are_refused_count_for_the_model_that_they_name(
         assert over == {("m", 429): 1, ("sql", 429): 1}
         # What is one request too many is not read.
         assert await count("once", "m", "m") == {("m", 200): 1, ("unknown", 429): 1}
+
+
+async def test_models_that_all_have_a_parent_are_models(routed) -> None:
+    """Such as fine-tuned ones of a server that tells what they were made of."""
+    replica = ScriptedReplica(pagelet=False)
+    replica.models = [{"id": "tuned", "parent": "base"}, {"id": "other", "parent": "base"}]
+    async with routed(replica) as fleet:
+        listed = (await fleet.client.get("/v1/models")).json()["data"]
+        assert [(each["id"], each["parent"]) for each in listed] == [
+            ("tuned", None),
+            ("other", None),
+        ]
 
 
 async def test_a_request_that_waited_for_the_first_replica_gets_the_adapter_that_it_names(
