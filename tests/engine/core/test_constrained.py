@@ -19,6 +19,7 @@ from pagelet.engine.structured.vocabulary import make_vocabulary
 from pagelet.engine.weights.load_config import load_model_config
 from pagelet.protocol.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from pagelet.protocol.engine import EngineCoreRequest
+from pagelet.protocol.lora import LoraAdapter
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.protocol.speculation import SpeculationOptions
 from pagelet.protocol.structured import Grammar, StructuredOutput, Thinking
@@ -224,6 +225,24 @@ def test_aborts_while_compiling_and_while_running(make_core):
         core.step()
     assert core.num_unfinished == 0
     assert core.kv.pool.num_free == core.kv.pool.num_usable
+
+
+def test_an_adapter_waits_with_the_request_whose_grammar_is_compiled(make_core):
+    core = make_core()
+    core.scheduler.adapters.most = 2
+    constrained, free = request(1), request(2, grammar=None)
+    constrained.lora, free.lora = (LoraAdapter(name, "/", name) for name in ("b", "a"))
+    for each in (constrained, free):
+        core.add(each)
+    stats = core.idle_stats().stats
+    assert (stats.running_adapters, stats.waiting_adapters) == ([], ["a", "b"])
+    core.abort([2])
+    while not core.scheduler.running:
+        core.step()
+    stats = core.idle_stats().stats
+    assert (stats.running_adapters, stats.waiting_adapters) == (["b"], [])
+    core.abort([1])
+    assert core.idle_stats().stats.running_adapters == []
 
 
 def test_min_tokens_gives_way_to_a_grammar_that_ends(make_core, vocabulary):
