@@ -62,13 +62,19 @@ class States:
 
     async def drain(self, most_seconds: float) -> bool:
         """From now on new requests are refused. Whether all that are open finished in time."""
+        self._hurry_bodies()
         states = [state.drain(most_seconds) for state in self._running]
         return all(await asyncio.gather(*states))
 
     async def finish(self, most_seconds: float) -> bool:
         """Whether all requests that are open finished in time."""
+        self._hurry_bodies()
         states = [state.finish(most_seconds) for state in self._running]
         return all(await asyncio.gather(*states))
+
+    def _hurry_bodies(self) -> None:
+        for state in self._running:
+            state.hurry_bodies()
 
     async def _start(self, state: RouterState) -> None:
         started = asyncio.Event()

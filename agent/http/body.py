@@ -5,6 +5,7 @@ from typing import Final
 
 from starlette.requests import Request
 
+from pagelet.agent.http.errors import draining
 from pagelet.agent.http.server import server_of
 from pagelet.protocol.openai.http_body import (
     check_announced_length,
@@ -35,8 +36,15 @@ def _checked(data: bytes, model: type[Body]) -> Body:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The body; what was announced is checked first, then what really comes."""
+    """The body; what was announced is checked first, then what really comes, if it does."""
     check_announced_length(request.headers.get("content-length"), limit)
+    try:
+        return await server_of(request).whole_body(_bounded(request, limit))
+    except TimeoutError as error:
+        raise draining() from error
+
+
+async def _bounded(request: Request, limit: int) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

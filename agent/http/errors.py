@@ -11,6 +11,7 @@ from pagelet.protocol.anthropic.errors import error_body
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.errors import ApiError, describe, retry_after
 
+_DRAINED_IN = 1.0
 _ENGINE_BACK_IN = 5.0
 """Seconds after which a client may try again when the engine is down."""
 
@@ -33,6 +34,17 @@ def as_api_error(error: Exception) -> ApiError:
             )
         case _:
             return ApiError(500, "The server had an error while processing your request.")
+
+
+def draining() -> ApiError:
+    """For requests that come, or have not come as a whole, while the server drains."""
+    return ApiError(
+        503,
+        "The server is shutting down; send the request to another replica.",
+        code="draining",
+        headers={"Retry-After": retry_after(_DRAINED_IN), "Connection": "close"},
+        reason="draining",
+    )
 
 
 def error_response(error: ApiError, path: str = "") -> Response:

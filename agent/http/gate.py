@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagelet.agent.http.errors import as_api_error, error_response
+from pagelet.agent.http.errors import as_api_error, draining, error_response
 from pagelet.agent.http.server import Server
 from pagelet.agent.limits import RateDecision
 from pagelet.agent.spans import spans_of, trace_streams
@@ -31,7 +31,6 @@ OPEN_PATHS = frozenset(("/health", "/ping", "/ready", "/load", "/metrics", "/ver
 DRAIN_PATHS = frozenset(("/v1/replica", "/v1/tokenizer"))
 """Need a key, but are answered in a drain too: a router reads there that this replica drains."""
 
-_DRAINED_IN = 1.0
 _MOST_LOGGED = 64
 """Characters of a field's name, which clients choose, in the log."""
 _CLIENT_CLOSED_REQUEST = 499
@@ -157,13 +156,7 @@ class Gate:
         # What is kept here is nowhere else.
         kept = scope["path"].startswith(f"{RESPONSES}/")
         if server.draining and scope["path"] not in DRAIN_PATHS and not kept:
-            raise ApiError(
-                503,
-                "The server is shutting down; send the request to another replica.",
-                code="draining",
-                headers={"Retry-After": retry_after(_DRAINED_IN), "Connection": "close"},
-                reason="draining",
-            )
+            raise draining()
         if server.rates is not None and scope["method"] == "POST":
             context.rate = rate = server.rates.take(context.client)
             if not rate.allowed:

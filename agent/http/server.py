@@ -45,8 +45,10 @@ class Server(OpenRequests):
         self.draining = False
 
     def begin_drain(self) -> None:
-        """From now on new requests are refused; those that are open finish."""
+        """From now on new requests are refused; those that are open finish, if their bodies
+        come."""
         self.draining = True
+        self.hurry_bodies()
 
     async def wait_fetched(self) -> None:
         """Until clients have had time to ask for what was answered in the background, and no

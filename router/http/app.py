@@ -129,13 +129,7 @@ class RouterApp:
         )
         record.tenant = tenant.name
         if state.draining:
-            raise ApiError(
-                503,
-                "The router is shutting down; send the request again.",
-                code="draining",
-                headers={"Retry-After": retry_after(1.0), "Connection": "close"},
-                reason="draining",
-            )
+            raise _draining()
         if path in PATHS:
             _check_method(exchange, "POST")
             await self._infer(state, exchange, record, trace, tenant)
@@ -172,7 +166,10 @@ class RouterApp:
         grant = state.limiter.open(tenant)
         try:
             exchange.grant = grant
-            data = await exchange.read_json(state.options.max_body_bytes)
+            try:
+                data = await state.whole_body(exchange.read_json(state.options.max_body_bytes))
+            except TimeoutError as error:
+                raise _draining() from error
             record.body_seconds = record.elapsed()
             body = RequestBody(data)
             if body.request_id is not None:
@@ -274,6 +271,16 @@ def _check_method(exchange: Exchange, *methods: str) -> None:
             code="method_not_allowed",
             headers={"Allow": ", ".join(sorted(allowed))},
         )
+
+
+def _draining() -> ApiError:
+    return ApiError(
+        503,
+        "The router is shutting down; send the request again.",
+        code="draining",
+        headers={"Retry-After": retry_after(1.0), "Connection": "close"},
+        reason="draining",
+    )
 
 
 def _unavailable(why: str) -> ApiError:

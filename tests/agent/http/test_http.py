@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from pagelet.process import open_requests
 from pagelet.protocol.request_id import clean_request_id
 from support.large_bodies import by_http_client
 
@@ -377,6 +378,28 @@ def test_drain(server):
         assert first.choices[0].delta.content + "".join(rest) == "Hello, wörld!"
     server.wait_until(server.state._idle.is_set)
     assert metric(server, "pagelet_open_requests") == 0
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_drain_waits_for_no_body_that_does_not_come(serve, monkeypatch, comes):
+    monkeypatch.setattr(open_requests, "BODY_SECONDS", 600.0 if comes else 0.1)
+    body = json.dumps(CHAT).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    server = serve()
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        client.sendall(head + body[:5])
+        server.wait_until(lambda: server.state.open_requests == 1)
+        server.run(server.state.begin_drain)
+        client.sendall(body[5:10])
+        if comes:
+            client.sendall(body[10:])
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+        else:
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            for told in (b"retry-after: 1", b"connection: close", b'"draining"'):
+                assert told in answer
+        server.finish(server.state.wait_idle)
 
 
 def test_config_and_version(server):

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 
 import httpx
 import msgspec
+import pytest
 
+from pagelet.process import open_requests
 from pagelet.process.atomic import write_atomically
 from pagelet.process.http_server import HTTPServer
 from pagelet.protocol.router import ModelRoute, Pool, ProxyOptions, RouterConfig
@@ -101,6 +104,36 @@ async def test_requests_end_as_they_began_and_new_ones_meet_the_new_configuratio
         assert app.state.metrics is before.metrics
         assert await app.states.drain(1.0)
         assert (await client.post("/v1/completions", json=body)).status_code == 503
+
+
+@pytest.mark.parametrize("end", [States.drain, States.finish])
+@pytest.mark.parametrize("comes", [True, False])
+async def test_no_end_waits_for_a_body_that_does_not_come(monkeypatch, end, comes) -> None:
+    monkeypatch.setattr(open_requests, "BODY_SECONDS", 600.0 if comes else 0.1)
+    replica = ScriptedReplica()
+    body = json.dumps({"model": "m", "prompt": "p"}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with scripted([replica]), contextlib.AsyncExitStack() as stack:
+        counters = stack.enter_context(contextlib.closing(CounterTable()))
+        app = RouterApp(RouterState(config(("m", replica)), counters))
+        client = await stack.enter_async_context(serving(app))
+        await until(lambda: app.state.available)
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(head.encode() + body[:5])
+        await until(lambda: app.state.open_requests == 1)
+        ending = asyncio.create_task(end(app.states, 60.0))
+        await asyncio.sleep(0)
+        writer.write(body[5:] if comes else body[5:10])
+        answer = await (reader.readuntil(b"\r\n\r\n") if comes else reader.read())
+        if comes:
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        else:
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            for told in (b"retry-after: 1", b"connection: close", b'"draining"'):
+                assert told in answer
+        assert await ending
+        assert len(replica.asked) == comes
+        writer.close()
 
 
 async def test_a_file_is_followed_and_a_broken_one_changes_nothing(tmp_path, caplog) -> None:
