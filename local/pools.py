@@ -51,6 +51,7 @@ class Pools:
         self._numbers: dict[str, itertools.count[int]] = {}
         self._endpoint_numbers = itertools.count()
         self._listed: dict[str, bytes] = {}
+        self._trouble = ""
 
     def want(self, wanted: Wanted) -> None:
         """Takes what a file asks for; `reconcile` makes it so."""
@@ -91,7 +92,23 @@ class Pools:
         return self._runtime.path / f"{pool}.replicas.json"
 
     def reconcile(self) -> None:
-        """Starts and drains what is due, and tells the router."""
+        """Starts and drains what is due, and tells the router. What the system has no room for now
+        is left for the next call: what serves must go on."""
+        trouble = ""
+        try:
+            self._reconcile()
+        except OSError as error:
+            trouble = error.strerror or str(error)
+        if trouble and trouble != self._trouble:
+            log.error(
+                "changes of replicas wait until the system has room for them: %s (files are in %s)",
+                *(trouble, self._runtime.path),
+            )
+        elif self._trouble and not trouble:
+            log.info("changes of replicas go on")
+        self._trouble = trouble
+
+    def _reconcile(self) -> None:
         for replica in [r for r in self._replicas if r.ended.is_set()]:
             replica.release()
             self._replicas.remove(replica)
@@ -120,6 +137,7 @@ class Pools:
         gpus = self._choose_gpus(spec)
         if gpus is None:
             return False
+        chat_template, holder = self._chat_template_file(spec), reserve(HOST, 0)
         number = next(self._numbers.setdefault(spec.name, itertools.count(1)))
         name = f"{spec.name}-{number}"
         self._state.remove_log(f"{spec.name}-{number - _KEPT_LOGS}")
@@ -127,13 +145,13 @@ class Pools:
         replica = Replica(
             name,
             spec,
-            reserve(HOST, 0),
+            holder,
             RotatingLog(self._state.log_path(name)),
             share=0.0 if gpus else self._next_share(),
             gpus=gpus,
             kv_events=(endpoint, f"{endpoint}-replay"),
             api_key_file=str(self._replica_key_file) if spec.is_guarded else None,
-            chat_template=self._chat_template_file(spec),
+            chat_template=chat_template,
             on_change=self._on_change,
         )
         self._replicas.append(replica)
@@ -175,8 +193,8 @@ class Pools:
             ]
             content = msgspec.json.encode(listed)
             if self._listed.get(pool) != content:
-                self._listed[pool] = content
                 write_atomically(self.replicas_file(pool), content)
+                self._listed[pool] = content
 
     def drain(self) -> None:
         """Lets every replica finish, for good."""

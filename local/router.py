@@ -48,11 +48,11 @@ class Router(Server):
         )
 
     def configure(self, config: RouterConfig) -> None:
-        """Writes another configuration, which the process takes over by itself."""
+        """Writes another configuration, which the process takes over itself. Raises `OSError`."""
         content = msgspec.json.format(msgspec.json.encode(config), indent=2)
         if content != self._written:
-            self._written = content
             write_atomically(self._config_path, content)
+            self._written = content
 
     def is_ready(self, status: int) -> bool:
         """It serves as soon as it answers: without replicas it holds requests."""

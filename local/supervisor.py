@@ -87,6 +87,8 @@ class Supervisor:
         self.failures: list[str] = []
         """Why it gave up, if it did: what does not work, and why not."""
         self._router: Router
+        self._router_is_due = False
+        self._router_trouble = ""
 
     async def run(self) -> int:
         """Returns the exit code once everything has ended: 0 after a drain, 128 + the signal's
@@ -126,6 +128,7 @@ class Supervisor:
         self._wake.clear()
         self._keep_state()
         self._look_at_file()
+        self._configure_router()
         self._pools.reconcile()
         status = self.status()
         self._warn(status.warnings)
@@ -199,7 +202,26 @@ class Supervisor:
             log.info("%s has changed", self._file)
             self._wanted = wanted
             self._pools.want(wanted)
-            self._router.configure(self._router_config())
+            self._router_is_due = True
+            self._configure_router()
+
+    def _configure_router(self) -> None:
+        """Has the router take the file's settings over, as soon as they can be written."""
+        try:
+            if self._router_is_due:
+                self._router.configure(self._router_config())
+        except OSError as error:
+            trouble = error.strerror or str(error)
+            if trouble != self._router_trouble:
+                log.error(
+                    "the router keeps its settings until the new ones can be written to %s: %s",
+                    *(self._runtime.path, trouble),
+                )
+            self._router_trouble = trouble
+            return
+        if self._router_trouble:
+            log.info("the router has its new settings")
+        self._router_is_due, self._router_trouble = False, ""
 
     def _router_config(self) -> RouterConfig:
         files = {name: str(self._pools.replicas_file(name)) for name in self._wanted.pools}

@@ -85,7 +85,13 @@ def _here(
             raise UpFailed(f"another `pagelet up` has just started in {state.path}") from None
         except ListenError as error:
             raise UpFailed(str(error)) from None
-        runtime = RuntimeDir()
+        try:
+            runtime = RuntimeDir()
+        except OSError as error:
+            raise UpFailed(
+                f"there is no place for temporary files: {error.strerror or error}; free some "
+                "space, or have TMPDIR name another folder"
+            ) from None
         stack.callback(runtime.close)
         _log_to(state.log_path("supervisor"))
         view = stack.enter_context(Screen(console) if console.is_terminal else Lines(console))

@@ -219,6 +219,23 @@ def test_a_broken_file_starts_nothing_and_stops_nothing(up: Local) -> None:
     shutil.rmtree(up.state)
     wait_for(lambda: "was removed, and is made again" in up.said())
     assert "sim 1/1" in up.command("ps")
+
+    # What cannot be written, here as on a full disk, waits until it can be.
+    runtime = Path(json.loads((up.state / "owner.json").read_bytes())["control"]).parent
+    in_the_way = [runtime / f".{name}.new" for name in ("sim.replicas.json", "router.json")]
+    for folder in in_the_way:
+        folder.mkdir()
+    up.write(SIM + "  replicas: 2\n  router: {queueTimeoutSeconds: 77.5}\n")
+    up.wait_phases("ready", "ready")
+    wait_for(lambda: "changes of replicas wait until the system has room" in up.said())
+    assert up.said().count("the router keeps its settings until the new ones can be written") == 1
+    assert ask(up) == "sim-1"
+    assert "77.5" not in (runtime / "router.json").read_text()
+    for folder in in_the_way:
+        folder.rmdir()
+    wait_for(lambda: "sim-3" in (runtime / "sim.replicas.json").read_text())
+    wait_for(lambda: "the router has its new settings" in up.said())
+    assert "77.5" in (runtime / "router.json").read_text()
     up.signal(signal.SIGTERM)
     assert up.wait_end() == 0
 
