@@ -14,7 +14,8 @@ _MOST_BYTES: Final = 64 << 10
 
 class BoundedHeadProtocol(HttpToolsProtocol):
     """Neither uvicorn nor httptools bounds headers: a client without any key could fill the
-    memory with one request. What is longer than 64 KiB gets a 400 and the connection is closed.
+    memory with one request, or with the trailers behind its body. What is longer than 64 KiB gets a
+    400 and the connection is closed.
     It is closed, too, when for 75 s nothing comes of a request that has begun, or no first request
     comes. And of requests that are sent together uvicorn tells only the last one that its client
     went away: here the one that runs is told."""
@@ -26,6 +27,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     _in_head = True
     _began = False
     _head_bytes = 0
+    _frame_bytes = 0
+    """That came of a request, behind its head, since the last of its body."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -44,13 +47,30 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Of asyncio's protocol."""
         was_in_head, self._began = self._in_head, False
         self._received = self.loop.time()
+        self._frame_bytes += len(data)
         super().data_received(data)
-        if not (was_in_head and self._in_head) or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            self._check_frames()
+            return
+        if not was_in_head:
             return
         # Where a request began in these bytes, part of them is the request before it.
         self._head_bytes = 0 if self._began else self._head_bytes + len(data)
         if self._head_bytes > _MOST_BYTES:
             self.send_400_response("Request line and headers are too long.")
+
+    def _check_frames(self) -> None:
+        cycle = self.cycle
+        coming = cycle is not None and cycle.more_body and not cycle.response_complete
+        if coming and self._frame_bytes > _MOST_BYTES:
+            self.send_400_response("Chunk extensions or trailers are too long.")
+
+    def on_body(self, body: bytes) -> None:
+        """Of httptools' parser."""
+        self._frame_bytes = 0
+        super().on_body(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio's protocol."""
@@ -69,7 +89,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Of httptools' parser. What this raises is answered with a 400."""
-        self._in_head = False
+        self._in_head, self._frame_bytes = False, 0
         if sum(len(name) + len(value) for name, value in self.headers) > _MOST_BYTES:
             raise ValueError("headers are too long")
         super().on_headers_complete()

@@ -89,6 +89,32 @@ async def test_a_head_that_is_too_long_gets_400(head) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "piece"),
+    [
+        pytest.param(b"1\r\na\r\n0\r\n", b"X: %b\r\n" % (b"a" * 9000), id="trailers"),
+        pytest.param(b"1\r\na\r\n0\r\nX: ", b"a" * 9000, id="a trailer"),
+        pytest.param(b"1\r\na\r\n1;x=", b"a" * 9000, id="a chunk extension"),
+    ],
+)
+async def test_what_frames_a_body_has_an_end(before, piece) -> None:
+    async with serving(stall_seconds=60.0) as (port, ends):
+        head = ASK + b"Transfer-Encoding: chunked\r\n\r\n"
+        data = await exchange(port, head, before, *[piece] * 8, pause=0.01)
+        assert data.startswith(b"HTTP/1.1 400 ")
+    assert ends == ["gone"]
+
+
+async def test_short_trailers_and_chunk_extensions_are_no_error() -> None:
+    chunk = b"1;x=%b\r\na\r\n" % (b"x" * 9000)
+    end = b"0\r\nX: %b\r\n\r\n" % (b"a" * 9000)
+    head = ASK + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving() as (port, ends):
+        data = await exchange(port, head, *[chunk] * 9, end)
+        assert data.startswith(b"HTTP/1.1 200 OK")
+        assert ends == ["answered"]
+
+
+@pytest.mark.parametrize(
     ("sent", "ended"),
     [
         pytest.param(b"", [], id="nothing"),
