@@ -137,10 +137,10 @@ def test_where_nothing_can_work_up_says_why_and_ends(up: Local, tmp_path: Path) 
     up.write(SIM + "  resources: {memory: 9000Gi}\n", other)
     up.start().wait_phases("ready")
     up.wait_phases("failed", pool="other")
-    assert "warning: sim x 1 and other x 1: may take 9000.0 GiB of memory" in up.said()
+    assert "warning: sim x 1 and other x 1: 8.8 TiB of memory are asked for" in up.said()
     told = up.command("scale", "sim", "2")
-    assert "Warning: sim x 2 and other x 1: may take 18000.0 GiB of memory" in told
-    assert "may take 18000.0 GiB" in up.command("ps")
+    assert "Warning: sim x 2 and other x 1: 17.6 TiB of memory are asked for" in told
+    assert "17.6 TiB of memory" in up.command("ps")
     assert "one machine takes at most" in up.command("scale", "sim", "1000000", code=1)
     up.signal(signal.SIGTERM)
     assert up.wait_end() == 0
