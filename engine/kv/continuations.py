@@ -50,10 +50,12 @@ class Continuations:
             reversed(self._after.get(parent, {}).items()), _MOST_COMPARED
         ):
             count = _common_length(known, token_ids)
-            if count and hash_block(parent, known, extras) == block_hash:
-                found.append((block_hash, count))
-        found.sort(key=lambda each: -each[1])
-        yield from found
+            if count:
+                found.append((count, block_hash, known))
+        found.sort(key=lambda each: -each[0])
+        for count, block_hash, known in found:
+            if hash_block(parent, known, extras) == block_hash:
+                yield block_hash, count
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

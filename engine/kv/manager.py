@@ -9,7 +9,7 @@ from pagelet.engine.scheduler.request import Request
 from pagelet.protocol.block_hash import ROOT, extra_keys_bytes
 
 LEAST_COPIED = 2
-"""Fewer tokens are computed as soon as a page is copied."""
+"""Prompts that have nothing in common begin with the same token, for which no page is copied."""
 
 
 @dataclasses.dataclass(frozen=True)

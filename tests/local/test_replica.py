@@ -13,6 +13,7 @@ from pagelet.local.rollout import Phase
 from pagelet.local.wanted import read_wanted
 from pagelet.process.listener import reserve
 from pagelet.protocol.openai.errors import ErrorDetail, ErrorResponse
+from support.idle_process import IdleProcess
 from support.services import SERVICE
 
 
@@ -34,24 +35,6 @@ from support.services import SERVICE
 )
 def test_the_last_stage_counts(lines: list[str], stage: str) -> None:
     assert _last(_STAGE, lines) == stage
-
-
-class Running:
-    """In place of its process."""
-
-    pid = 1
-
-    def __init__(self) -> None:
-        self.ends = asyncio.Event()
-
-    async def wait(self) -> int:
-        await self.ends.wait()
-        return 0
-
-    def terminate(self) -> None:
-        self.ends.set()
-
-    kill = terminate
 
 
 @pytest.fixture
@@ -98,8 +81,8 @@ async def test_while_its_engine_is_gone_it_says_why(
         output.write(line.encode() + b"\n")
         return answer
 
-    async def start(*_: object) -> Running:
-        return Running()
+    async def start(*_: object) -> IdleProcess:
+        return IdleProcess()
 
     async def look() -> None:
         pass

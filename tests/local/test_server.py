@@ -10,24 +10,7 @@ from pagelet.local import server as module
 from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.local.server import Server
-
-
-class Running:
-    """In place of a process: it runs until it is told to end."""
-
-    pid = 1
-
-    def __init__(self) -> None:
-        self.ends = asyncio.Event()
-
-    async def wait(self) -> int:
-        await self.ends.wait()
-        return 0
-
-    def terminate(self) -> None:
-        self.ends.set()
-
-    kill = terminate
+from support.idle_process import IdleProcess
 
 
 async def test_one_for_which_nothing_is_left_is_started_when_there_is(
@@ -37,11 +20,11 @@ async def test_one_for_which_nothing_is_left_is_started_when_there_is(
     runs = asyncio.Event()
     failures = [OSError(11, "Resource temporarily unavailable")] * 2
 
-    async def start(*_: Any) -> Running:
+    async def start(*_: Any) -> IdleProcess:
         if failures:
             raise failures.pop()
         runs.set()
-        return Running()
+        return IdleProcess()
 
     monkeypatch.setattr(module.Command, "start", start)
     server = Server(
