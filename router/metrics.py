@@ -183,19 +183,20 @@ class RouterMetrics:
             self._observe("hit_error_tokens", model, abs(predicted - record.cached_tokens))
 
     def set_pools(self, views: Iterable[PoolView]) -> None:
-        """Shows pools as they are; those that are not among them are gone."""
+        """Shows pools as they are; those that are not among them are gone. Of pools that have the
+        same labels, as those of models beyond the cap do, the sum is shown."""
         for metric in names.POOL_METRICS:
             self._scalars[metric.name].clear()
         for view in views:
             model = self._models(view.model)
             for name, value in view.values().items():
-                self._scalars[name](model, view.pool).value = value
+                self._scalars[name](model, view.pool).value += value
             for state in names.REPLICA_STATES:
                 gauge = self._scalars["pagelet_router_replicas"](model, view.pool, state)
-                gauge.value = view.replicas.get(state, 0)
+                gauge.value += view.replicas.get(state, 0)
             for target in TARGETS:
                 gauge = self._scalars[names.DEMAND](view.service, model, view.pool, target)
-                gauge.value = view.demand.get(target, 0.0)
+                gauge.value += view.demand.get(target, 0.0)
 
     def set_server(self, view: ServerView) -> None:
         """Shows the server as it is."""

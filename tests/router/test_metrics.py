@@ -58,7 +58,7 @@ def test_every_family_is_described_once_and_a_name_has_one_kind():
 
 def test_prometheus_reads_the_text_of_one_worker_and_of_several():
     metrics = RouterMetrics()
-    metrics.add_model('odd "name"\\\n')
+    metrics.add_model('odd "name"\\\n\u2028\x85')
     metrics.set_pools([PoolView("m", "p")])
     text = metrics.render()
     read = [list(text_string_to_metric_families(t.decode())) for t in (text, merge([text, text]))]
@@ -141,6 +141,39 @@ def test_adapters_leave_models_their_places():
     assert found[requests.format("other")] == 900
     assert found[requests.format("m")] == 1
     assert found['pagelet_router_waiting_requests{model="m",pool="p"}'] == 3
+
+
+def test_pools_of_models_beyond_the_cap_are_shown_as_their_sum():
+    """Whatever is added up over models, as dashboards do, is right with any number of them."""
+    metrics = RouterMetrics()
+    views = [
+        PoolView(
+            f"m{number}",
+            "p",
+            waiting_requests=number,
+            backlog_seconds=0.5,
+            kv_event_gaps=2,
+            replicas={"ready": 1, "hung": 2},
+            service="s",
+            demand={"kv": 0.25},
+        )
+        for number in range(300)
+    ]
+    for _ in range(2):  # one scrape adds nothing to the other
+        metrics.set_pools(views)
+        found = samples(metrics.render())
+        for view in (views[0], views[99]):
+            labels = f'{{model="{view.model}",pool="p"}}'
+            assert found[f"pagelet_router_waiting_requests{labels}"] == view.waiting_requests
+        other = '{model="other",pool="p"}'
+        assert found[f"pagelet_router_waiting_requests{other}"] == sum(range(100, 300))
+        assert found[f"pagelet_router_backlog_seconds{other}"] == 100
+        assert found[f"pagelet_router_kv_event_gaps_total{other}"] == 400
+        for state, count in (("ready", 200), ("hung", 400), ("draining", 0)):
+            labels = f'{{model="other",pool="p",state="{state}"}}'
+            assert found[f"pagelet_router_replicas{labels}"] == count
+        labels = '{service="s",model="other",pool="p",target="kv"}'
+        assert found[f"{names.DEMAND}{labels}"] == 50
 
 
 def test_pools_that_are_gone_are_not_shown():
