@@ -58,7 +58,7 @@ def _sums(text: str) -> tuple[Mapping[str, float], Mapping[str, int]]:
     """Of each metric, over its series (the data-parallel ranks): their sum, and how many."""
     sums: dict[str, float] = collections.defaultdict(float)
     counts: dict[str, int] = collections.defaultdict(int)
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line and not line.startswith("#"):
             series, _, value = line.rpartition(" ")
             name = series.partition("{")[0]

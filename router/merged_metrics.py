@@ -34,7 +34,7 @@ def merge(texts: Iterable[bytes]) -> bytes:
     families: dict[str, _Family] = {}
     for text in texts:
         family = None
-        for line in text.decode().splitlines():
+        for line in text.decode().split("\n"):  # the format knows no other end of a line
             if line.startswith("#"):
                 _, _, rest = line.split(" ", 2)
                 name = rest.split(" ", 1)[0]

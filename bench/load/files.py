@@ -127,7 +127,7 @@ def _entries(path: Path) -> Iterator[Any]:
         if text.lstrip()[:1] == "[":
             yield from json.loads(text)
             return
-        for line in text.splitlines():
+        for line in text.split("\n"):  # JSON may have other line ends within its strings
             if line.strip():
                 yield json.loads(line)
     except ValueError as error:

@@ -77,7 +77,7 @@ class Inference:
             )
         if self.exchange.path in _OF_STORED:
             body.referenced = await referenced_items(self.state, self.tenant, record, body.data)
-        session = self.exchange.header(self.state.config.routing.session_header.encode())
+        session = self.exchange.header(self.state.config.routing.session_header.lower().encode())
         ref = self.state.models.choose_pool(
             model, lambda: conversation_key(body.data, session), self.state.available
         )

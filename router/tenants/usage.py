@@ -55,7 +55,7 @@ def usage_of(metrics: bytes, tenant: Tenant) -> UsageList:
 
 def _read(text: str) -> list[TenantUsage]:
     rows: dict[tuple[str, str], TenantUsage] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         name, brace, rest = line.partition("{")
         if not brace or name not in _FIELDS:
             continue

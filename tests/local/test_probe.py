@@ -13,7 +13,7 @@ def metrics(generated: float, queries: float = 0, hits: float = 0) -> str:
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{model_name="a model",engine="0"}} 2.0
 vllm:num_requests_running{{model_name="a model",engine="1"}} 3.0
-vllm:num_requests_waiting{{model_name="a model",engine="0"}} 1.0
+vllm:num_requests_waiting{{model_name="a\u2028model",engine="0"}} 1.0
 vllm:kv_cache_usage_perc{{model_name="a model",engine="0"}} 0.25
 vllm:kv_cache_usage_perc{{model_name="a model",engine="1"}} 0.75
 vllm:generation_tokens_total{{model_name="a model",engine="0"}} {generated}

@@ -179,7 +179,7 @@ CONVERSATIONS = [
     {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "one two"}]},
     {"conversations": [{"from": "human", "value": "only a question"}]},
     {"messages": [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "three"}]},
-    {"conversations": [{"from": "human", "value": ""}, {"from": "gpt", "value": "x"}]},
+    {"conversations": [{"from": "human", "value": ""}, {"from": "gpt", "value": "\u2028x"}]},
     "nonsense",
 ]
 
@@ -187,7 +187,9 @@ CONVERSATIONS = [
 def test_conversations_give_questions_and_the_lengths_of_answers(tmp_path: Path) -> None:
     as_list = tmp_path / "list.json"
     as_list.write_text(json.dumps(CONVERSATIONS))
-    as_lines = write_lines(tmp_path / "lines.jsonl", CONVERSATIONS)
+    as_lines = tmp_path / "lines.jsonl"
+    lines = [json.dumps(each, ensure_ascii=False) for each in CONVERSATIONS]
+    as_lines.write_text("\n".join(lines), encoding="utf-8")
     for path in (as_list, as_lines):
         workload = files.read_conversations(path, tokenizer(), 0)
         turns = {session.turns[0] for session in workload.sessions}

@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from pagelet.protocol.router import RoutingOptions
 from support.scripted_replica import ScriptedReplica, error, stream, whole
 
 REFUSED = [
@@ -292,3 +293,12 @@ async def test_probes_may_ask_for_the_head_alone(routed) -> None:
             assert (head.status_code, head.content) == (200, b"")
             assert head.headers["content-type"] == whole.headers["content-type"]
         assert (await fleet.client.head("/v1/completions")).status_code == 405
+
+
+async def test_a_sessions_header_is_found_however_its_name_is_spelled(routed) -> None:
+    routing = RoutingOptions(policy="session", session_header="X-Session")
+    async with routed(config={"routing": routing}) as fleet:
+        for number in range(4):
+            await fleet.post(headers={"x-sessioN": "s", "X-Request-Id": f"r-{number}"})
+            found = fleet.state.explanations.find(f"r-{number}", "", admin=False)
+            assert json.loads(found)["attempts"][0]["reason"] == "hash of the session"

@@ -8,7 +8,7 @@ from pagelet.router.routing.types import Decision
 from pagelet.router.tenants.tenant import ANONYMOUS, Tenant
 from pagelet.router.tenants.usage import TenantUsage, usage_of
 
-ODD = 'team "a"\\\n{b="c"} 1'
+ODD = 'team "a"\\\n{b="c"}\u2028 1'
 
 
 def finished(tenant: str, model: str = "m", status: int = 200) -> RequestRecord:
