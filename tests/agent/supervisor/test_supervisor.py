@@ -16,7 +16,7 @@ import pytest
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import _SAME_REQUEST_SECONDS, Supervisor
 from pagelet.process.managed import Managed
-from support.processes import MARKER, is_alive, marked_processes, wait_for
+from support.processes import MARKER, is_alive, marked_processes, signal_marked, wait_for
 
 AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 STUB = str(Path(__file__).parent / "stub.py")
@@ -66,8 +66,7 @@ class Tree:
     def close(self) -> None:
         self.supervisor.kill()
         self.supervisor.wait()
-        for pid in marked_processes(self.marker):
-            os.kill(pid, signal.SIGKILL)
+        signal_marked(self.marker, signal.SIGKILL)
 
 
 @pytest.fixture
