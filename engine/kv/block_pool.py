@@ -10,7 +10,7 @@ from typing import Any
 from pagelet.engine.kv.continuations import Continuations
 from pagelet.engine.kv.residency import ResidencySampler
 from pagelet.protocol.block_hash import ROOT, ExtraKey
-from pagelet.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from pagelet.protocol.kv_events import BlockRemoved, BlockStored, KVEvent
 
 NULL_BLOCK_ID = 0
 
@@ -215,16 +215,6 @@ class BlockPool:
                 BlockRemoved(block_hashes=[block.block_hash], medium="GPU", group_idx=block.group)
             )
         block.block_hash = None
-
-    def reset_cache(self) -> None:
-        """Forgets every cached block; blocks in use stay with their requests."""
-        for cached in self._cached:
-            for block in cached.values():
-                block.block_hash = None
-            cached.clear()
-        self.continuations.clear()
-        if self._record_events:
-            self._events.append(AllBlocksCleared())
 
     def take_events(self) -> list[KVEvent]:
         """The events since the last call."""

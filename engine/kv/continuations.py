@@ -35,11 +35,6 @@ class Continuations:
         if not siblings:
             del self._after[parent]
 
-    def clear(self) -> None:
-        """None is."""
-        self._after.clear()
-        self._parents.clear()
-
     def begin_with(
         self, parent: bytes, token_ids: Sequence[int], extras: bytes
     ) -> Iterator[tuple[bytes, int]]:

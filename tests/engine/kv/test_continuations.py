@@ -47,8 +47,6 @@ def test_blocks_that_begin_alike_are_found(
     assert dict(found) == expected
     counts = [count for _, count in found]
     assert counts == sorted(counts, reverse=True)
-    index.clear()
-    assert not list(index.begin_with(parent, wanted, extras))
 
 
 def test_of_many_the_newest_are_compared() -> None:

@@ -410,8 +410,6 @@ def test_events_follow_the_cache() -> None:
                 elif isinstance(event, BlockRemoved):
                     seen -= set(event.block_hashes)
             assert len(seen) == core.kv.pool.num_cached
-    core.kv.pool.reset_cache()
-    assert core.kv.pool.num_cached == 0
 
 
 def test_stay_of_a_block_is_measured_when_it_is_evicted() -> None:
