@@ -133,7 +133,7 @@ class RouterApp:
         if path in PATHS:
             _check_method(exchange, "POST")
             await self._infer(state, exchange, record, trace, tenant)
-        elif path.startswith(kept_responses.PREFIX):
+        elif path.startswith(kept_responses.PREFIX) and _stays_below(path):
             await self._ask_keeper(state, exchange, record, tenant)
         elif path == "/v1/models":
             _check_method(exchange, "GET")
@@ -271,6 +271,11 @@ def _check_method(exchange: Exchange, *methods: str) -> None:
             code="method_not_allowed",
             headers={"Allow": ", ".join(sorted(allowed))},
         )
+
+
+def _stays_below(path: str) -> bool:
+    """Whether no proxy before a replica could take the path for one that is not for clients."""
+    return not {".", ".."} & set(path.split("/"))
 
 
 def _draining() -> ApiError:

@@ -1,12 +1,15 @@
 """What clients may send, and what of it replicas get to see."""
 
 import asyncio
+import contextlib
 import json
 
 import httpx
 import pytest
 
-from pagelet.protocol.router import RoutingOptions
+from pagelet.protocol.router import RouterConfig, RoutingOptions
+from pagelet.router.state import RouterState
+from pagelet.router.tenants.counters import CounterTable
 from support.scripted_replica import ScriptedReplica, error, stream, whole
 
 REFUSED = [
@@ -99,6 +102,27 @@ async def test_other_paths_and_methods(routed, method, path, status) -> None:
         response = await fleet.client.request(method, path, json={"model": "m"})
         assert response.status_code == status
         assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("tail", ["%2e%2e/load_lora_adapter", "x/.%2E/%2e./replica", "%2E"])
+async def test_a_path_that_leads_elsewhere_reaches_no_replica(routed, tail) -> None:
+    replica = ScriptedReplica()
+    replica.claims = {"response_store": "mark"}
+    async with routed(replica) as fleet:
+        response = await fleet.client.post(f"/v1/responses/{tail}")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "unknown_url"
+        assert not replica.asked
+
+
+@pytest.mark.parametrize("text", ["", "\n", "one\ntwo\n", "# one\nkey"])
+def test_a_file_without_one_key_for_replicas_is_refused(tmp_path, text) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    config = RouterConfig(models=[], replica_api_key_file=str(file))
+    counters = CounterTable()
+    with contextlib.closing(counters), pytest.raises(ValueError, match="put one key there"):
+        RouterState(config, counters)
 
 
 async def test_headers_are_the_routers_to_pass_on(routed, tmp_path) -> None:
