@@ -4,6 +4,7 @@ import contextlib
 import functools
 import http.client
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pagelet.process.proc import describe_exit, kill_group, set_parent_death_sig
 
 HOST = "127.0.0.1"
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 10_000
 _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 1.0
 _STOP_SECONDS = 20.0
@@ -131,10 +134,25 @@ def running_command(
 
 
 def free_port(preferred: int = 0) -> int:
-    """`preferred` if nobody listens on it, else any free port."""
-    for port in (preferred, 0):
+    """`preferred` if nobody listens on it, else any free port.
+
+    If possible one that the system gives to nobody by itself: until the server listens there, a
+    connection of any program could have been given it, or who listens on port 0.
+    """
+    kept = _ports_not_given()
+    drawn = random.SystemRandom().sample(kept, min(len(kept), 100))
+    for port in (*([preferred] if preferred else []), *drawn, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
     raise OSError(f"no TCP port is free on {HOST}")
+
+
+def _ports_not_given() -> range:
+    """Below those that the system gives by itself; empty where it gives all."""
+    try:
+        lowest_given = int(_GIVEN_PORTS.read_text().split()[0])
+    except OSError:
+        lowest_given = 0
+    return range(_LOWEST_PORT, lowest_given)

@@ -2,14 +2,15 @@
 
 import socket
 
+from pagelet.bench.server import HOST, free_port
+
 
 def free_ports() -> int:
     """The first of two free ports next to each other."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue
+        port = free_port()
+        try:
+            with socket.create_server((HOST, port + 1)):
+                return port
+        except OSError:
+            continue

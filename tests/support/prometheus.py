@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from cluster.programs import PROMETHEUS, PROMTOOL, Program, build, is_built
+from pagelet.bench.server import HOST, free_port
 from support.processes import wait_for
 
 
@@ -73,8 +73,7 @@ def prometheus(
     }
     file = folder / "prometheus.yml"
     file.write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"{HOST}:{free_port()}"
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(
             [program, f"--config.file={file}", f"--web.listen-address={address}",
