@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pagelet.operator.kube.resources import Object
+from pagelet.operator.replicas import is_ready
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION, EXIT_USAGE
 
 _REFUSED: Final = (EXIT_CONFIGURATION, EXIT_USAGE)
@@ -55,8 +56,8 @@ class Problem:
 def pod_problem(pod: Object, warnings: Iterable[str] = ()) -> Problem | None:
     """What is wrong with a pod; `warnings` are messages of its events, newest last, which are
     looked at only if the pod itself tells nothing."""
-    name, status = pod["metadata"]["name"], pod.get("status") or {}
-    if pod["metadata"].get("deletionTimestamp") or _is_ready(status):
+    name, status = pod["metadata"]["name"], pod["status"]
+    if pod["metadata"].get("deletionTimestamp") or is_ready(pod):
         return None
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
@@ -78,13 +79,12 @@ def creation_problem(owner: str, words: str) -> Problem:
 def waits_silently(pod: Object) -> bool:
     """Whether a pod is still being set up, so that only its events could tell what it waits for: a
     volume whose Secret is missing, say."""
-    status = pod.get("status") or {}
-    return status.get("phase") == "Pending" and not pod["metadata"].get("deletionTimestamp")
+    return pod["status"].get("phase") == "Pending" and not pod["metadata"].get("deletionTimestamp")
 
 
 def is_downloading(pod: Object) -> bool:
     """Whether a pod's loader runs."""
-    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    statuses = pod["status"].get("initContainerStatuses") or ()
     return any("running" in container.get("state", {}) for container in statuses)
 
 
@@ -118,7 +118,7 @@ def _container_problem(of: Object, container: Object) -> Problem | None:
 
 def _last_words(log: str) -> str:
     """The message of the last line of a log, which is JSON or text."""
-    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [line for line in log.split("\n") if line.strip()]  # JSON may hold other line ends
     if not lines:
         return ""
     try:
@@ -128,11 +128,6 @@ def _last_words(log: str) -> str:
     if isinstance(entry, dict) and "message" in entry:
         return _short(str(entry["message"]))
     return _short(lines[-1].removeprefix("Error: "))
-
-
-def _is_ready(status: Object) -> bool:
-    conditions = status.get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _short(text: str) -> str:

@@ -220,9 +220,11 @@ def test_scaled_to_zero() -> None:
     ("broken", "reason", "words"),
     [
         (
-            crashed(78, '{"level": "critical", "message": "a KV cache of 5 GiB does not fit"}'),
+            crashed(
+                78, '{"level": "critical", "message": "a\u2028KV cache of 5 GiB does not fit"}\n'
+            ),
             "ConfigurationRefused",
-            "pod agent-1: a KV cache of 5 GiB does not fit",
+            "pod agent-1: a\u2028KV cache of 5 GiB does not fit",
         ),
         (crashed(78, "loading\nError: no such model\n"), "ConfigurationRefused", "no such model"),
         (
