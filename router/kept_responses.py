@@ -5,13 +5,16 @@ with which it began, so that the others are asked when the first one has nothing
 no requests any more are asked, too, for as long as they answer: what they keep is nowhere else."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
-from pagelet.protocol.openai.errors import RESPONSES, ApiError, retry_after
+import msgspec
+
+from pagelet.protocol.openai.errors import RESPONSES, ApiError, ErrorResponse, retry_after
 from pagelet.protocol.openai.routing import TENANT_HEADER
 from pagelet.router.proxy.headers import from_replica
 from pagelet.router.record import RequestRecord
@@ -96,7 +99,8 @@ async def ask(
 async def conversation(
     state: RouterState, tenant: Tenant, record: RequestRecord, response_id: str
 ) -> bytes:
-    """The JSON list of items that a next request goes on from. Raises `ApiError`."""
+    """The JSON list of items that a next request goes on from. Raises `ApiError`, also the
+    replica's own for a response that cannot be gone on from."""
     target = f"{PREFIX}{quote(response_id, safe='')}/conversation"
     try:
         answer = await ask(state, tenant, record, "GET", target)
@@ -110,11 +114,13 @@ async def conversation(
             code="previous_response_not_found",
             reason="invalid",
         ) from error
-    if answer.status != 200:
-        raise ApiError(
-            502, "the replica that keeps the response did not tell it", reason="upstream"
-        )
-    return answer.body
+    if answer.status == 200:
+        return answer.body
+    if answer.status == 400:
+        with contextlib.suppress(msgspec.MsgspecError):
+            found = msgspec.json.decode(answer.body, type=ErrorResponse).error
+            raise ApiError(400, found.message, param=found.param, code=found.code, reason="invalid")
+    raise ApiError(502, "the replica that keeps the response did not tell it", reason="upstream")
 
 
 async def answers_until(

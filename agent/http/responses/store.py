@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.openai.response_object import ResponseObject
 
 MOST_SECONDS: Final = 24 * 3600.0
@@ -48,10 +49,28 @@ class StoredResponse:
         items = _ITEM_OVERHEAD * len(self.item_ids)
         return len(self.body) + len(self.items) + items + _OVERHEAD
 
-    def conversation(self) -> list[Any]:
-        """The items that a next request goes on from."""
+    def all_items(self) -> list[Any]:
+        """Of its input and its output."""
         output: list[Any] = msgspec.json.decode(self.body)["output"]
         return [*msgspec.json.decode(self.items), *output]
+
+    def conversation(self) -> list[Any]:
+        """The items that a next request goes on from: of an answer that broke off, what there is of
+        it, but for a call that nobody can have answered. Raises `InvalidRequest` while it is still
+        being written."""
+        response = msgspec.json.decode(self.body)
+        if response["status"] == "in_progress":
+            raise InvalidRequest(
+                f"Previous response with id {response['id']!r} is in progress: ask for it until it "
+                "has another status, or cancel it, and then go on from it.",
+                "previous_response_id",
+                "previous_response_in_progress",
+            )
+        return [
+            item
+            for item in self.all_items()
+            if (item["type"], item["status"]) != ("function_call", "incomplete")
+        ]
 
 
 class ResponseStore:
@@ -154,7 +173,7 @@ class ResponseStore:
         wanted = {item_id: next(iter(holders[item_id])) for item_id in ids if item_id in holders}
         found = {}
         for response_id in set(wanted.values()):
-            for item in self._responses[owner][response_id].conversation():
+            for item in self._responses[owner][response_id].all_items():
                 if wanted.get(item["id"]) == response_id:
                     found[item["id"]] = item
         return found

@@ -148,7 +148,8 @@ async def list_input_items(
 
 @router.get(f"{RESPONSES}/{{response_id}}/conversation")
 async def get_conversation(request: Request, response_id: str) -> Response:
-    """The items that a next request goes on from: for a router, which lets any replica do so."""
+    """The items that a next request goes on from: for a router, which lets any replica do so. An
+    error is the one to refuse that request with."""
     return _json(msgspec.json.encode(_find(request, response_id).conversation()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from pagelet.agent.http.responses.store import MOST_SECONDS, ResponseStore
 
 from .conftest import serving
-from .thinking_llm import ThinkingLLM
+from .thinking_llm import ANSWER, ThinkingLLM
 
 TEXT = "Hello, wörld!"
 
@@ -114,6 +114,24 @@ def test_calls_and_thinking_go_on():
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
 
 
+def test_a_call_that_was_cut_off_does_not_go_on():
+    async def make_llm(metrics):
+        return ThinkingLLM(metrics)
+
+    tool = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+    with (
+        serving(make_llm, response_store=1 << 20) as keeper,
+        keeper.openai(max_retries=0) as client,
+    ):
+        first = respond(client, tools=[tool], max_output_tokens=len(ANSWER) - 20)
+        assert (first.output[-1].type, first.output[-1].status) == ("function_call", "incomplete")
+        respond(client, input="two", previous_response_id=first.id, tools=[tool])
+    messages = keeper.llm.rendered[-1][0]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[1]["reasoning_content"] == "Let me see."
+    assert not messages[1].get("tool_calls")
+
+
 def test_no_other_owner_sees_it(serve):
     keeper = serve(response_store=1 << 20, api_keys=["one", "two"])
     with keeper.openai(api_key="one") as one, keeper.openai(api_key="two") as two:
@@ -141,6 +159,41 @@ def test_in_the_background(keeper, client):
     assert done.usage.output_tokens == len(TEXT)
     assert client.responses.cancel(begun.id) == done  # too late
     keeper.wait_until(lambda: keeper.state.open_requests == 0)
+
+
+def test_what_is_in_progress_cannot_be_gone_on_from(keeper, client):
+    keeper.llm.behaviour.hold = keeper.run(asyncio.Event)
+    begun = respond(client, background=True)
+    before = len(keeper.llm.seen)
+    asks = (respond, lambda client, **fields: client.responses.input_tokens.count(**fields))
+    for ask in asks:
+        with pytest.raises(openai.BadRequestError, match="in progress: ask for it") as caught:
+            ask(client, model="tiny", input="two", previous_response_id=begun.id)
+        assert caught.value.code == "previous_response_in_progress"
+        assert caught.value.param == "previous_response_id"
+    assert len(keeper.llm.seen) == before
+    cancelled = client.responses.cancel(begun.id)
+    assert cancelled.status == "cancelled"
+    keeper.run(keeper.llm.behaviour.hold.set)
+    respond(client, input="two", previous_response_id=begun.id)
+    so_far = f"<assistant>{cancelled.output_text}" if cancelled.output else ""
+    assert prompt_of(keeper) == f"<user>hi{so_far}<user>two<assistant>"
+
+
+@pytest.mark.parametrize("why", ["incomplete", "failed"])
+def test_an_answer_that_broke_off_is_gone_on_from_as_far_as_it_came(keeper, client, why):
+    if why == "incomplete":
+        answer = respond(client, max_output_tokens=3)
+    else:
+        keeper.llm.behaviour.die_after = 3
+        begun = respond(client, background=True)
+        keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
+        answer = client.responses.retrieve(begun.id)
+        keeper.llm.behaviour.die_after = None
+    assert answer.status == why
+    respond(client, input="two", previous_response_id=answer.id)
+    assert answer.output_text
+    assert prompt_of(keeper) == f"<user>hi<assistant>{answer.output_text}<user>two<assistant>"
 
 
 @pytest.mark.parametrize("ended", ["cancel", "delete"])

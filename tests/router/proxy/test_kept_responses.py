@@ -183,6 +183,24 @@ def test_ids_may_be_any_text(replicas, client):
         respond(client, input=[{"type": "item_reference", "id": "x" * 100_000}])
 
 
+def test_what_is_in_progress_cannot_be_gone_on_from(replicas, client):
+    for each in replicas:
+        each.llm.behaviour.hold = each.run(asyncio.Event)
+    begun = respond(client, background=True)
+    with pytest.raises(openai.BadRequestError, match="is in progress") as caught:
+        respond(client, input="two", previous_response_id=begun.id)
+    assert caught.value.code == "previous_response_in_progress"
+    assert caught.value.param == "previous_response_id"
+    for each in replicas:
+        each.run(each.llm.behaviour.hold.set)
+    keeper = keeper_of(replicas, begun)
+    keeper.wait_until(lambda: keeper.state.admission.in_flight == 0)
+    after = respond(client, input="two", previous_response_id=begun.id)
+    asked = keeper_of(replicas, after).llm
+    prompt = asked.tokenizer.decode(asked.seen[-1][1])
+    assert prompt == f"<user>hi<assistant>{TEXT}<user>two<assistant>"
+
+
 def test_in_the_background(replicas, client):
     begun = respond(client, background=True)
     keeper = keeper_of(replicas, begun)
