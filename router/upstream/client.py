@@ -192,11 +192,16 @@ class Upstream:
             raise ValueError(
                 f"{base_url!r} is no URL of a server; write it as http://HOST:PORT or https://..."
             )
+        if "@" in url.netloc:  # it would be told to clients, as the replica's id
+            raise ValueError(
+                f"the URL of {url.hostname} has a user or password, which is sent to no replica: "
+                "leave it out; a key that replicas ask for goes into --replica-api-key-file"
+            )
         self.host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/").removesuffix("/v1").encode()
-        self._host_line = b"Host: " + url.netloc.rpartition("@")[2].encode("idna") + b"\r\n"
+        self._host_line = b"Host: " + url.netloc.encode("idna") + b"\r\n"
         self._connect_timeout = connect_timeout
         self._idle: list[tuple[float, Connection]] = []  # since when, and last used last
         self._open: set[Response] = set()

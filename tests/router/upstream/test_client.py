@@ -226,7 +226,9 @@ async def test_a_base_path_goes_before_every_other() -> None:
     assert server.requests[0].path == "/engine/v1/models"
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host/?a=b", "http://h:x"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://host/?a=b", "http://h:x", "http://a:b@h"]
+)
 def test_what_is_no_url_of_a_server_is_refused(url) -> None:
     with pytest.raises(ValueError, match=r"URL|Port"):
         Upstream(url, 1.0)
