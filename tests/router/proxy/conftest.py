@@ -13,9 +13,10 @@ from pagelet.protocol.router import ModelRoute, Pool, ProxyOptions, RouterConfig
 from pagelet.router.http.app import RouterApp
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
+from support.fleet import PATIENT
 from support.scripted_replica import ScriptedReplica, scripted
 
-QUICK = {"health_interval": 0.05, "queue_timeout": 30.0, "idle_timeout": 30.0}
+QUICK = {"health_interval": 0.05, "queue_timeout": 30.0, "idle_timeout": 30.0} | PATIENT
 IMPATIENT = {"idle_timeout": 1.0}
 """For replicas that fall silent."""
 

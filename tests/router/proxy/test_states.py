@@ -17,9 +17,10 @@ from pagelet.router.http.app import RouterApp
 from pagelet.router.state import RouterState
 from pagelet.router.states import States, follow_file
 from pagelet.router.tenants.counters import CounterTable
+from support.fleet import PATIENT
 from support.scripted_replica import ScriptedReplica, scripted
 
-PROXY = ProxyOptions(health_interval=0.05, queue_timeout=30.0)
+PROXY = ProxyOptions(health_interval=0.05, queue_timeout=30.0, **PATIENT)
 
 
 def config(*pools):

@@ -10,6 +10,7 @@ from pagelet.router.replicas import pool as module
 from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.discovery import Endpoint
 from pagelet.router.replicas.pool import ReplicaPool
+from support.fleet import PATIENT
 from support.scripted_replica import ScriptedReplica, scripted
 
 
@@ -34,7 +35,7 @@ async def test_a_source_that_fails_is_asked_again(monkeypatch, caplog) -> None:
         if len(pool.replicas) == 3:
             enough.set()
 
-    options = ProxyOptions(health_interval=0.01)
+    options = ProxyOptions(health_interval=0.01, **PATIENT)
     pool = ReplicaPool(
         "p", [Faulty()], RoutingOptions(), options, [], on_replica=on_replica, changes=ChangeLog()
     )
@@ -66,7 +67,7 @@ class Told:
 
 async def test_each_change_of_a_replica_is_logged_once_and_in_order(caplog) -> None:
     caplog.set_level(logging.INFO)
-    options = ProxyOptions(health_interval=0.01)
+    options = ProxyOptions(health_interval=0.01, **PATIENT)
     server, other = ScriptedReplica(), ScriptedReplica()
     async with scripted((server, other)):
         serves, drains = Endpoint("r", server.url), Endpoint("r", server.url, takes_requests=False)
