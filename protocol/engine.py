@@ -145,7 +145,7 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     evicted: list[BlockResidency] = []
     """Of a sample of the blocks evicted since the last message."""
     prefill_tokens_per_second: float = 0.0
-    """As measured; 0.0 until it is known."""
+    """Of full steps, by what was measured; 0.0 until it is known."""
     decode_step_seconds: float = 0.0
     """Of a step of decodes alone, as measured; 0.0 until there was one."""
     speculation: SpeculationStats | None = None

@@ -60,7 +60,7 @@ class ReplicaDescription(msgspec.Struct, kw_only=True):
     tokenizer: str | None = None
     """SHA-256 of the `TokenizerBundle` at `GET /v1/tokenizer`, in hexadecimal digits."""
     prefill_tokens_per_second: _Measured | None = None
-    """As measured, of one rank; None until enough prompts were computed."""
+    """Of full steps of one rank, by what was measured; None until enough prompts were computed."""
     decode_step_seconds: _Measured | None = None
     """What a step of decodes alone takes, as measured; None until there were some."""
     response_store: str | None = None

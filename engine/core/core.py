@@ -259,7 +259,8 @@ class EngineCore:
         stats.num_waiting_deferred += len(self._constrained)
         if adapters := self._constrained.adapters:
             stats.waiting_adapters = sorted(adapters.union(stats.waiting_adapters))
-        stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second
+        step_tokens = self._budget.prompt_tokens()
+        stats.prefill_tokens_per_second = self._speed.prefill_tokens_per_second(step_tokens)
         stats.decode_step_seconds = self._speed.decode_step_seconds
         return stats
 
