@@ -1,5 +1,6 @@
 """`pagelet explain`: how a router treated a request."""
 
+import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -48,11 +49,18 @@ def explain(
     if "://" not in router:
         router = f"http://{router}"
     data = _fetch(router, request_id, api_key)
+    try:
+        record = msgspec.json.decode(data, type=RequestRecord)
+    except ValueError as error:  # msgspec's errors are some
+        raise _failure(
+            f"what answers at {router} is no router of this version ({error}); say where one is "
+            "with --router URL"
+        ) from None
     if as_json:
         typer.echo(msgspec.json.format(data, indent=2))
         return
     console = output_console()
-    for part in render(msgspec.json.decode(data, type=RequestRecord)):
+    for part in render(record):
         console.print(part)
 
 
@@ -65,16 +73,21 @@ def _fetch(router: str, request_id: str, api_key: str | None) -> bytes:
             data: bytes = response.read()
             return data
     except urllib.error.HTTPError as error:
-        message = _message(error.read()) or str(error)
-    except (OSError, ValueError) as error:
+        message = _message(error) or str(error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        message = f"no router answers at {router} ({cause}); say where with --router URL"
+        why = " ".join(str(cause).split())  # it may be what somebody else wrote
+        message = f"no router answers at {router} ({why}); say where with --router URL"
+    raise _failure(message)
+
+
+def _failure(message: str) -> typer.Exit:
     typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(1)
+    return typer.Exit(1)
 
 
-def _message(body: bytes) -> str | None:
+def _message(answer: urllib.error.HTTPError) -> str | None:
     try:
-        return msgspec.json.decode(body, type=ErrorResponse).error.message
-    except msgspec.MsgspecError:
+        return msgspec.json.decode(answer.read(), type=ErrorResponse).error.message
+    except (OSError, ValueError, http.client.HTTPException):
         return None

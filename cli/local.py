@@ -9,6 +9,7 @@ import typer
 
 from pagelet.local.client import NothingRuns
 from pagelet.local.control import ControlError
+from pagelet.local.log_files import UnreadableLog
 from pagelet.local.state_dir import StateDir, UnusableStateDir, default_state_dir
 from pagelet.local.up import UpFailed
 
@@ -31,6 +32,6 @@ def failing() -> Iterator[None]:
     """Turns what went wrong into a line and exit code 1."""
     try:
         yield
-    except (UpFailed, UnusableStateDir, NothingRuns, ControlError) as error:
+    except (UpFailed, UnusableStateDir, UnreadableLog, NothingRuns, ControlError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -37,20 +37,24 @@ def logs(
 
     with failing():
         paths = find()
-    if not paths and not follow:
-        known = ", ".join(path.stem for path in state.log_paths())
-        missing = f"there is no log of {name}; there is {known}" if known else "there are no logs"
-        typer.echo(f"Error: {missing} (looked in {state.logs})", err=True)
-        raise typer.Exit(1)
-    follower = Follower(find)
-    for path in paths:
-        for line in read_last(path, lines):
-            typer.echo(f"{path.stem} | {line}")
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            for path, line in follower.follow():
-                typer.echo(f"{path.stem} | {line}")
-    follower.close()
+        if not paths and not follow:
+            known = ", ".join(path.stem for path in state.log_paths())
+            missing = (
+                f"there is no log of {name}; there is {known}" if known else "there are no logs"
+            )
+            typer.echo(f"Error: {missing} (looked in {state.logs})", err=True)
+            raise typer.Exit(1)
+        with contextlib.ExitStack() as stack:
+            follower = Follower(find) if follow else None
+            if follower is not None:
+                stack.callback(follower.close)
+            for path in paths:
+                for line in read_last(path, lines):
+                    typer.echo(f"{path.stem} | {line}")
+            if follower is not None:
+                stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+                for path, line in follower.follow():
+                    typer.echo(f"{path.stem} | {line}")
 
 
 def _matching(state: StateDir, name: str | None) -> list[Path]:

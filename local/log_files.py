@@ -8,8 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
+
+from pagelet.process.private import private
 
 _MOST_BYTES = 10 << 20
 _KEPT_FILES = 3
@@ -22,8 +25,18 @@ SUFFIX = ".log"
 log = logging.getLogger(__name__)
 
 
+class UnreadableLog(Exception):
+    """The system does not let a log be read; the message says which."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"the log {path} cannot be read: {error.strerror or error}; to see others, name them"
+        )
+
+
 class RotatingHandler(logging.handlers.RotatingFileHandler):
-    """Writes a log that at 10 MiB becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on.
+    """Writes a log that at 10 MiB becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on, for
+    this user alone.
 
     Where it cannot be written, on a full disk for instance, it says so once, and loses lines until
     it can be.
@@ -67,6 +80,12 @@ class RotatingHandler(logging.handlers.RotatingFileHandler):
         """Ends the file."""
         with contextlib.suppress(OSError):  # what the disk has no room for
             super().close()
+
+    def _open(self) -> TextIOWrapper:
+        return cast(
+            TextIOWrapper,
+            open(self.baseFilename, self.mode, encoding=self.encoding, opener=private),
+        )
 
     def _say(self, error: OSError) -> None:
         if not self._is_said:
@@ -119,25 +138,32 @@ class RotatingLog:
         self._handler.emit(logging.makeLogRecord({"msg": line}))
 
 
+def files_of(path: Path) -> list[Path]:
+    """A log, and what was rotated away of it, which need not exist: the newest first."""
+    return [path, *(path.with_name(f"{path.name}.{n + 1}") for n in range(_KEPT_FILES))]
+
+
 def read_last(path: Path, count: int) -> list[str]:
-    """The last lines of a log; of its rotated predecessor, too, if its own are too few."""
+    """The last lines of a log; of its rotated predecessor, too, if its own are too few. Raises
+    `UnreadableLog`."""
     lines: list[str] = []
-    for file in (path, path.with_name(f"{path.name}.1")):
-        if len(lines) < count and file.exists():
-            text = file.read_text(errors="replace")
-            lines = text.splitlines()[-(count - len(lines)) :] + lines
+    for file in files_of(path)[:2]:
+        if len(lines) < count and (opened := _open(file)) is not None:
+            with opened, _reading(file):
+                lines = opened.read().splitlines()[-(count - len(lines)) :] + lines
     return lines[-count:] if count else []
 
 
 class Follower:
-    """Lines that are added to some logs from now on, through rotations, and new logs' lines."""
+    """Lines that are added to some logs from now on, through rotations, and new logs' lines.
+    Raises `UnreadableLog`."""
 
     def __init__(self, find: Callable[[], Sequence[Path]]) -> None:
         self._find = find
         self._open: dict[Path, IO[str]] = {}
         for path in find():
-            self._open[path] = _open(path)
-            self._open[path].seek(0, os.SEEK_END)
+            if self._begin(path):
+                self._open[path].seek(0, os.SEEK_END)
 
     def poll(self) -> Iterator[tuple[Path, str]]:
         """What came since the last call."""
@@ -145,15 +171,14 @@ class Follower:
         for path in self._open.keys() - set(found):
             self._open.pop(path).close()
         for path in found:
-            file = self._open.get(path)
-            if file is None:
-                file = self._open[path] = _open(path)
-            yield from self._lines(path, file)
-            if _was_replaced(path, file):
-                yield from self._lines(path, file)  # written before the rotation
-                file.close()
-                self._open[path] = _open(path)
-                yield from self._lines(path, self._open[path])
+            if path not in self._open and not self._begin(path):
+                continue
+            yield from self._lines(path)
+            if _was_replaced(path, self._open[path]):
+                yield from self._lines(path)  # written before the rotation
+                self._open.pop(path).close()
+                if self._begin(path):
+                    yield from self._lines(path)
 
     def follow(self) -> Iterator[tuple[Path, str]]:
         """`poll` for ever."""
@@ -166,18 +191,38 @@ class Follower:
         for file in self._open.values():
             file.close()
 
-    def _lines(self, path: Path, file: IO[str]) -> Iterator[tuple[Path, str]]:
+    def _begin(self, path: Path) -> bool:
+        """Whether there is such a log."""
+        file = _open(path)
+        if file is not None:
+            self._open[path] = file
+        return file is not None
+
+    def _lines(self, path: Path) -> Iterator[tuple[Path, str]]:
+        file = self._open[path]
         while True:
-            position = file.tell()
-            line = file.readline()
-            if not line.endswith("\n"):  # not written to its end yet
-                file.seek(position)
-                return
+            with _reading(path):
+                position = file.tell()
+                line = file.readline()
+                if not line.endswith("\n"):  # not written to its end yet
+                    file.seek(position)
+                    return
             yield path, line.rstrip("\n")
 
 
-def _open(path: Path) -> IO[str]:
-    return path.open(errors="replace")
+def _open(path: Path) -> IO[str] | None:
+    """None if it is gone meanwhile."""
+    with _reading(path), contextlib.suppress(FileNotFoundError):
+        return path.open(errors="replace")
+    return None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableLog(path, error) from None
 
 
 def _was_replaced(path: Path, file: IO[str]) -> bool:

@@ -17,8 +17,9 @@ from typing import IO
 
 import msgspec
 
-from pagelet.local.log_files import SUFFIX
+from pagelet.local.log_files import SUFFIX, files_of
 from pagelet.process.atomic import write_atomically
+from pagelet.process.private import private
 
 _LOOK_SECONDS = 0.5
 """Far longer than whoever looks whether the directory is held shares its lock."""
@@ -30,13 +31,14 @@ class AlreadyRuns(Exception):
 
 
 class UnusableStateDir(Exception):
-    """The system refuses what must be read or written in it; the message says what to change."""
+    """The system refuses what must be read or written in it, or something else has its place; the
+    message says what to change."""
 
-    def __init__(self, path: Path, error: OSError) -> None:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    def __init__(self, path: Path, trouble: str, remedy: str = "") -> None:
+        """`remedy` is what would help, too."""
         super().__init__(
-            f"the state directory {path} cannot be used: {error.strerror or error}; "
-            f"{'free some space there, or ' if is_full else ''}name another one with --state-dir"
+            f"the state directory {path} cannot be used: {trouble}; "
+            f"{f'{remedy}, or ' if remedy else ''}name another one with --state-dir"
         )
 
 
@@ -61,7 +63,11 @@ def default_state_dir() -> Path:
 
 
 class StateDir:
-    """The directory's layout. Where it cannot be used, methods raise `UnusableStateDir`."""
+    """The directory's layout. Where it cannot be used, methods raise `UnusableStateDir`.
+
+    It may be a folder of the user's with other things in it: none of them changes, nor does the
+    folder itself, and what we write there is for this user alone by the modes of files.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,19 +81,17 @@ class StateDir:
         return f"pagelet {words} --state-dir {shlex.quote(str(self.path))}"
 
     def create(self) -> None:
-        """Makes it, for this user alone: logs may tell what is served."""
+        """Makes what is missing of it, for this user alone: logs may tell what is served."""
         with self._using():
-            self.logs.mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, self.logs):
-                folder.chmod(0o700)
+            self.path.mkdir(0o700, parents=True, exist_ok=True)
+            self.logs.mkdir(0o700, exist_ok=True)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Is this process's until the end of the block, however that ends. Raises `AlreadyRuns`."""
         self._held = self._take()
         try:
-            with self._using():
-                self._owner.unlink(missing_ok=True)  # of one that was killed
+            self._remove_owner()  # of one that was killed
             yield
             with contextlib.suppress(OSError):
                 self._owner.unlink(missing_ok=True)
@@ -138,9 +142,13 @@ class StateDir:
         for its words even where it finds the disk full."""
         self.create()
         with self._using():
-            path = self.path / "start-up"
-            path.write_bytes(bytes(_START_UP_BYTES))
-            return path.open("r+b")
+            with contextlib.ExitStack() as if_it_fails:
+                path = self.path / "start-up"
+                file = if_it_fails.enter_context(open(path, "w+b", opener=private))
+                file.write(bytes(_START_UP_BYTES))
+                file.seek(0)
+                if_it_fails.pop_all()
+            return file
 
     def owner(self) -> Owner | None:
         """The supervisor that lives; None if there is none, or it has not come up yet."""
@@ -151,6 +159,8 @@ class StateDir:
                 return msgspec.json.decode(self._owner.read_bytes(), type=Owner)
             except FileNotFoundError:
                 return None
+            except ValueError as error:  # msgspec's errors are some
+                raise self._foreign_owner(str(error)) from None
 
     def log_path(self, name: str) -> Path:
         """A process's log."""
@@ -158,7 +168,7 @@ class StateDir:
 
     def remove_log(self, name: str) -> None:
         """Removes a process's log, with what was rotated away."""
-        for path in self.logs.glob(f"{name}{SUFFIX}*"):
+        for path in files_of(self.log_path(name)):
             with contextlib.suppress(OSError):  # one too many does no harm
                 path.unlink()
 
@@ -166,7 +176,12 @@ class StateDir:
         """All logs, by name, where `a-2` comes before `a-10`; without those that were rotated
         away."""
         with self._using():
-            return sorted(self.logs.glob(f"*{SUFFIX}"), key=_by_name_and_number)
+            try:
+                names = os.listdir(self.logs)  # unlike a glob, it says so if it may not look
+            except FileNotFoundError:
+                return []
+        paths = [self.logs / name for name in names if name.endswith(SUFFIX)]
+        return sorted(paths, key=_by_name_and_number)
 
     @property
     def _owner(self) -> Path:
@@ -188,6 +203,26 @@ class StateDir:
                 stack.pop_all()
         return fd
 
+    def _remove_owner(self) -> None:
+        """Removes what another supervisor of ours left, of whichever version, but nothing else."""
+        with self._using():
+            try:
+                content = self._owner.read_bytes()
+            except FileNotFoundError:
+                return
+            try:
+                is_ours = not content or "control" in msgspec.json.decode(content, type=dict)
+            except ValueError:
+                is_ours = False
+            if not is_ours:
+                raise self._foreign_owner("it names no control socket")
+            self._owner.unlink(missing_ok=True)
+
+    def _foreign_owner(self, why: str) -> UnusableStateDir:
+        return UnusableStateDir(
+            self.path, f"its {self._owner.name} is none of `pagelet up`: {why}", "remove that file"
+        )
+
     def _is_lock(self, fd: int) -> bool:
         try:
             return os.path.samestat(os.fstat(fd), self._lock.stat())
@@ -199,7 +234,12 @@ class StateDir:
         try:
             yield
         except OSError as error:
-            raise UnusableStateDir(self.path, error) from error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise UnusableStateDir(
+                self.path,
+                error.strerror or str(error),
+                "free some space there" if is_full else "",
+            ) from error
 
 
 def _locked(fd: int) -> bool:

@@ -33,8 +33,11 @@ class KeyStore:
     def __init__(self, path: Path) -> None:
         """Raises `KeyFileError`. A path that does not exist becomes a file with the first key."""
         self._path = path = path.resolve()  # a link stays one
-        self._folder = path.is_dir()
-        files = WatchedPath(path).files() if path.exists() else []
+        try:
+            self._folder = path.is_dir()
+            files = WatchedPath(path).files() if path.exists() else []
+        except OSError as error:
+            raise KeyFileError(f"{path}: {error.strerror}") from error
         self.tenants = read_key_files(files, folder=self._folder)
 
     def add(self, tenant: str, *, note: str, expires: datetime.datetime | None, admin: bool) -> str:

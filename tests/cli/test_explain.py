@@ -1,6 +1,7 @@
 """`pagelet explain` where there is nobody to ask."""
 
 import socket
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -18,3 +19,40 @@ def test_a_router_that_is_not_there_is_named(form: str) -> None:
         f"Error: no router answers at http://127.0.0.1:{port} ([Errno 111] Connection refused); "
         "say where with --router URL\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "no router answers at {} (SSH-2.0-OpenSSH_9.6)"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", "no router answers at {} (Inc"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<html>no</html>",
+            "what answers at {} is no router of this version (JSON is malformed",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+            "what answers at {} is no router of this version (Object missing required field",
+        ),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\n{}", "HTTP Error 404: Not Found"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_is_no_router_is_named(answer: bytes, words: str, options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer_once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        answering = threading.Thread(target=answer_once)
+        answering.start()
+        result = CliRunner().invoke(app, ["some-request", "--router", url, *options])
+        answering.join()
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {words.format(url)}")
+    assert len(result.output.splitlines()) == 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pagelet.local.control import Call, ControlError, call, listen
+from pagelet.local.log_files import RotatingLog
 from pagelet.local.state_dir import (
     AlreadyRuns,
     Owner,
@@ -158,6 +159,63 @@ def test_a_log_goes_with_what_was_rotated_away(tmp_path: Path) -> None:
     state.remove_log("sim-1")
     assert [path.name for path in state.log_paths()] == ["router.log", "sim-2.log", "sim-10.log"]
     assert len(list(state.logs.iterdir())) == 3
+
+
+def test_a_folder_of_the_users_keeps_its_mode_and_what_is_in_it(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    theirs = {shared / "logs" / name for name in ("sim-1.log.old", "sim-1.logbook", "a.log")}
+    theirs.add(shared / "notes")
+    (shared / "logs").mkdir(parents=True)
+    for path in theirs:
+        path.write_text("theirs")
+    shared.chmod(0o1777)
+    (shared / "logs").chmod(0o755)
+    state = StateDir(shared)
+    before = os.umask(0)
+    try:
+        with state.hold(), state.open_start_up():
+            state.write_owner(Owner(pid=os.getpid(), control="c", file="f", host="h", url="u"))
+            log = RotatingLog(state.log_path("sim-1"))
+            log.write(b"ours\n")
+            log.close()
+            ours = {path for path in shared.rglob("*") if path.is_file()} - theirs
+            assert {path.name for path in ours} == {"lock", "owner.json", "start-up", "sim-1.log"}
+            assert {path.stat().st_mode & 0o777 for path in ours} == {0o600}
+            shared.joinpath("logs", "sim-1.log.3").touch()
+            state.remove_log("sim-1")
+            made = StateDir(tmp_path / "not" / "yet")
+            made.create()
+    finally:
+        os.umask(before)
+    assert {path for path in shared.rglob("*") if path.is_file()} - ours == theirs
+    assert {path.read_text() for path in theirs} == {"theirs"}
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+    assert (shared / "logs").stat().st_mode & 0o7777 == 0o755
+    assert {path.stat().st_mode & 0o7777 for path in (made.path, made.logs)} == {0o700}
+
+
+@pytest.mark.parametrize("content", [b"no JSON", b"[]", b'{"name": "someone"}'])
+def test_a_file_of_the_users_is_not_taken_for_ours(tmp_path: Path, content: bytes) -> None:
+    state = StateDir(tmp_path)
+    (tmp_path / "owner.json").write_bytes(content)
+    with (
+        pytest.raises(
+            UnusableStateDir, match=r"owner\.json is none of `pagelet up`: .*; remove that"
+        ),
+        state.hold(),
+    ):
+        pass
+    assert (tmp_path / "owner.json").read_bytes() == content
+    assert not state.is_held()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"pid": 1, "control": "/tmp/c", "of": "another version"}']
+)
+def test_what_one_that_was_killed_left_is_cleared_up(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "owner.json").write_bytes(content)
+    with StateDir(tmp_path).hold():
+        assert not (tmp_path / "owner.json").exists()
 
 
 def test_the_state_is_kept_where_the_user_keeps_such_things(

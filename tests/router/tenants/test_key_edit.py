@@ -91,3 +91,7 @@ def test_what_cannot_be_done_says_why(tmp_path):
     assert "Expected" in run("new", "acme", "--file", file, fails=True)
     with pytest.raises(KeyFileError):
         KeyStore(file)
+    nameless = tmp_path / ("x" * 300)
+    assert run("new", "acme", "--file", nameless, fails=True) == (
+        f"Error: {nameless}: File name too long"
+    )
