@@ -91,6 +91,17 @@ def keeper_of(replicas, response):
     return keeper
 
 
+def num_ready(client):
+    """Replicas that take requests, as the router has it."""
+    lines = httpx.get(str(client.base_url.join("/metrics")), timeout=60).text.splitlines()
+    [line] = [
+        each
+        for each in lines
+        if each.startswith("pagelet_router_replicas{") and 'state="ready"' in each
+    ]
+    return float(line.split()[-1])
+
+
 def test_any_replica_goes_on_from_what_one_keeps(replicas, client):
     answers, keepers = [], set()
     while len(answers) < 8 or len(keepers) < 2:  # by its text, each goes to either
@@ -228,6 +239,7 @@ def test_a_replica_that_takes_no_requests_tells_what_it_keeps_until_it_is_gone(r
         for _ in range(20):
             assert client.responses.retrieve(kept.id) == kept
             time.sleep(0.05)
+        wait_for(lambda: num_ready(client) == 1)
         asked = len(keeper.llm.seen)
         [item] = client.responses.input_items.list(kept.id).data
         assert item.content[0].text == text
@@ -250,7 +262,7 @@ def test_a_replica_that_takes_no_requests_tells_what_it_keeps_until_it_is_gone(r
         for _ in range(20):
             assert client.responses.retrieve(kept.id) == kept
             time.sleep(0.05)
-        assert keeper_of(replicas, respond(client)) is keeper
+        wait_for(lambda: keeper_of(replicas, respond(client)) is keeper)
         listed.write({listed.name(other): True})
 
         def gone():
