@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from pagelet.engine.core.build import build_core, download_progress
 from pagelet.engine.errors import ConfigurationError
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.model_config import context_length
+from pagelet.engine.named_arguments import names_arguments, unknown_argument
 from pagelet.engine.output_processor import OutputProcessor, Sink
 from pagelet.engine.outputs import EngineDead, PositionLogprobs, RequestOutput
 from pagelet.engine.processor import Processor, RequestedSampling
@@ -45,6 +46,11 @@ from pagelet.protocol.structured import StructuredOutput
 DEFAULT_MAX_TOKENS = 16
 """Of an answer to a raw prompt, as in OpenAI's completions and vLLM's `LLM`; a conversation's
 answer may fill the context."""
+_CHAT_ARGUMENTS: Final = (
+    *("messages", "sampling", "adapter"),
+    *("tools", "add_generation_prompt", "continue_final_message"),
+)
+"""What `LLM.chat` takes for any template."""
 
 
 @dataclasses.dataclass
@@ -121,6 +127,7 @@ class LLM:
         self.num_drafted = self.num_accepted = 0
         """Tokens that speculation has guessed by now, and those of them that were right."""
 
+    @names_arguments
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -181,6 +188,7 @@ class LLM:
             )
         return completions
 
+    @names_arguments
     def chat(
         self,
         messages: list[dict[str, Any]],
@@ -189,8 +197,9 @@ class LLM:
         adapter: str | None = None,
         **template_kwargs: Any,
     ) -> Completion:
-        """Answers a conversation by the model's chat template. Raises `InvalidRequest` for what is
-        no conversation, or one that cannot be served."""
+        """Answers a conversation by the model's chat template, whose variables, `tools` and
+        `continue_final_message` may be given by name. Raises `InvalidRequest` for what is no
+        conversation, or one that cannot be served."""
         self._check_open()
         if not isinstance(messages, Sequence) or not all(
             isinstance(message, dict) for message in messages
@@ -200,9 +209,16 @@ class LLM:
                 "once for each conversation",
                 "messages",
             )
+        template = self.processor.prompts.chat_template
+        if template is not None:
+            known = [*_CHAT_ARGUMENTS, *sorted(template.variables)]
+            for name in template_kwargs:
+                if name not in known:
+                    raise unknown_argument("chat", name, known)
         token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
         return self._generate([token_ids], sampling, None, adapter, progress=False)[0]
 
+    @names_arguments
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -278,6 +294,7 @@ class LLM:
                 completion.num_cached_tokens = outputs[0].num_cached_tokens
             search.advance(positions)
 
+    @names_arguments
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],

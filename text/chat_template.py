@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -51,6 +52,14 @@ class ChatTemplate:
         """Whether `content` may be a list of parts, as in OpenAI's API."""
         self.takes_strings = self._shows(_PROBE) or not self.takes_parts
         """Whether `content` may be a string."""
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names of what a request may set in it."""
+        environment = _environment()
+        found = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        given = RESERVED_NAMES | environment.globals.keys() | self._special_tokens.keys()
+        return frozenset(found - given)
 
     def render(
         self,

@@ -16,6 +16,7 @@ from pagelet.engine.arguments import checked_sampling, listed_prompts
 from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.protocol.structured import Thinking
+from pagelet.text.chat_template import ChatTemplate
 
 FIELDS = [field.name for field in dataclasses.fields(RequestedSampling)]
 
@@ -182,6 +183,61 @@ def test_other_arguments_are_named_too(llm: LLM) -> None:
     for messages in (5, "Hi", [5], None):
         with pytest.raises(InvalidRequest, match="messages is one conversation"):
             llm.chat(messages)  # type: ignore[arg-type]
+
+
+METHODS = ("generate", "beam_search", "embed")
+
+
+@pytest.mark.parametrize(
+    ("methods", "name", "words"),
+    [
+        (METHODS, "unknown", r"has no argument 'unknown'; it takes prompts, .*progress$"),
+        (METHODS, "adaptor", "did you mean 'adapter'"),
+        (METHODS, "use_tqdm", "it is 'progress' here"),
+        (METHODS, "lora_request", "it is 'adapter' here"),
+        (("generate", "beam_search"), "sampling_params", "it is 'sampling' here"),
+        (("embed",), "sampling_params", r"'sampling_params'; it takes prompts, adapter, progress$"),
+        (("beam_search",), "beam_width", "it is n of 'sampling'"),
+        (("chat",), "sampling_params", "it is 'sampling' here"),
+        (("chat",), "unknown", "it takes messages, sampling, adapter, tools, .*, flavour"),
+        (("chat",), "flavor", "did you mean 'flavour'"),
+        (("chat",), "chat_template_kwargs", "give its entries as arguments"),
+    ],
+)
+def test_arguments_that_are_not_there_are_told_of_those_that_are(
+    llm: LLM, methods: tuple[str, ...], name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate(
+        "{{ flavour }}{{ bos_token }}{{ messages[0].content }}", {"bos_token": ""}
+    )
+    monkeypatch.setattr(llm.processor.prompts, "chat_template", template)
+    for method in methods:
+        given = [{"role": "user", "content": "Hi"}] if method == "chat" else ["Hi"]
+        with pytest.raises(InvalidRequest, match=f"^{method} .*{words}") as error:
+            getattr(llm, method)(given, **{name: 1})
+        assert error.value.param == name
+
+
+def test_the_variables_of_a_chat_template_are_arguments(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Hi"}]
+    template = ChatTemplate("{% if loud %}HI{% else %}hi{% endif %}{{ tools }}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.processor.prompts, "chat_template", template)
+        quiet, loud = (llm.chat(hello, loud=each, tools=[]).prompt_token_ids for each in (0, 1))
+    assert llm.tokenizer.decode(quiet) == "hiNone"
+    assert llm.tokenizer.decode(loud) == "HINone"
+
+
+def test_calls_that_lack_an_argument_or_have_one_too_many_are_told_so(llm: LLM) -> None:
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
+        (llm.generate, (), {}),
+        (llm.chat, (), {"loud": True}),
+        (llm.beam_search, ("Hi", None, 1.0), {}),
+        (llm.embed, ("Hi",), {"prompts": "Hi"}),
+    ]
+    for call, args, kwargs in calls:
+        with pytest.raises(InvalidRequest, match=r"argument.*; it takes (prompts|messages), "):
+            call(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
