@@ -60,6 +60,7 @@ class Server:
         self._backoff = CrashBackoff()
         self._command: Command | None = None
         self._ready_since: float | None = None
+        self._has_worked = False  # in one of its lives
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -167,11 +168,12 @@ class Server:
             await asyncio.wait([watch])
 
     async def _after_death(self, returncode: int) -> None:
-        """Waits until it may start again, which is never if that could not help."""
+        """Waits until it may start again, which is never if that could not help. What has worked
+        as it is configured may do so again: the model's folder may be away for a while."""
         ended = describe_exit(returncode)
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         last_words = self.explain(last_line.removeprefix("Error: ")) if returncode > 0 else ""
-        if returncode in (EXIT_CONFIGURATION, EXIT_USAGE):
+        if returncode in (EXIT_CONFIGURATION, EXIT_USAGE) and not self._has_worked:
             self.reason = last_words or ended
             log.error("%s: cannot work: %s", self.name, self.reason)
             self._set_phase(Phase.FAILED)
@@ -221,6 +223,7 @@ class Server:
             self._output.forget()  # what it said until now explains nothing that comes later
             if self._ready_since is None:
                 self._ready_since = time.monotonic()
+                self._has_worked = True
                 log.info("%s: ready after %.1f s", self.name, seconds)
             else:
                 log.info("%s: ready again", self.name)

