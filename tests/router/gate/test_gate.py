@@ -196,16 +196,16 @@ def test_the_time_of_an_answer_tells_nothing_of_another_tenants_prompts(gate):
         answer = asking.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
         return (time.monotonic() - began) / (answer.usage.prompt_tokens * TOKEN_SECONDS)
 
-    own, others = [], []
+    others = []
     with client(gate, KEYS["a"]) as a, client(gate, KEYS["b"]) as b:
         for number in range(4):
             prompt = f"{number} timed {PROMPT}"
             share_of_its_time(a, prompt)
-            own.append(share_of_its_time(a, prompt))
             others.append(share_of_its_time(b, prompt))
-    # A simulated step may end a little early by this process's clock.
-    assert min(others) >= 0.95
-    assert min(own) < 0.95, "a cached prompt took so long that the test could not tell it"
+        # A simulated step may end a little early by this process's clock.
+        assert min(others) >= 0.95
+        # On a busy machine it may take some tries to see that a cached prompt takes less.
+        wait_for(lambda: share_of_its_time(a, prompt) < 0.95)
 
 
 # What is told
