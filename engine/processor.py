@@ -19,7 +19,7 @@ from pagelet.engine.sampling_request import RequestedSampling, SamplingBuilder
 from pagelet.engine.source import ModelFiles
 from pagelet.protocol.config import ModelOptions
 from pagelet.protocol.engine import EngineCoreRequest
-from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.errors import ContextLengthExceeded, InvalidRequest
 from pagelet.protocol.pooling import PoolingParams
 from pagelet.protocol.sampling import SamplingParams
 from pagelet.text.chat_template import ChatTemplate
@@ -184,12 +184,12 @@ class Processor:
         if not prompt:
             raise InvalidRequest("the input is empty: give at least one token", "input")
         if (excess := len(prompt) - self.prompts.max_model_len) > 0:
-            raise InvalidRequest(
-                f"the input has {len(prompt)} tokens, but this model's context length is "
-                f"{self.prompts.max_model_len}: shorten it by {excess}, or give "
+            raise ContextLengthExceeded(
+                f"the input has {len(prompt)}: shorten it by {excess}, or give "
                 "truncate_prompt_tokens",
                 "input",
-                "context_length_exceeded",
+                context_length=self.prompts.max_model_len,
+                prompt_tokens=len(prompt),
             )
         self.prompts.check_token_ids("input", prompt)
         _check_priority(priority)
@@ -229,20 +229,21 @@ class Processor:
             raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
         room = self.prompts.max_model_len - len(prompt)
         if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, but this model's context length is "
-                f"{self.prompts.max_model_len} and at least one token must be left for the answer: "
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt)} and at least one must be left for the answer: "
                 f"shorten it by {1 - room}",
                 "prompt",
-                "context_length_exceeded",
+                context_length=self.prompts.max_model_len,
+                prompt_tokens=len(prompt),
             )
         if max_tokens is not None and max_tokens > room:
-            raise InvalidRequest(
-                f"the prompt's {len(prompt)} tokens and the {max_tokens} asked for make "
-                f"{len(prompt) + max_tokens}, but this model's context length is "
-                f"{self.prompts.max_model_len}: ask for at most {room}",
+            raise ContextLengthExceeded(
+                f"the prompt's {len(prompt)} and the {max_tokens} asked for make "
+                f"{len(prompt) + max_tokens}: ask for at most {room}",
                 "max_tokens",
-                "context_length_exceeded",
+                context_length=self.prompts.max_model_len,
+                prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
             )
         self.prompts.check_token_ids("prompt", prompt)
         return room

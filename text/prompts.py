@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from pagelet.protocol.errors import InvalidRequest
+from pagelet.protocol.errors import ContextLengthExceeded, InvalidRequest
 from pagelet.text.chat_template import ChatTemplate, Message
 from pagelet.text.tokenizer import Tokenizer
 
@@ -50,12 +50,12 @@ class PromptEncoder:
         megabytes of it would take the tokenizer minutes and gigabytes, only to be refused."""
         at_least = math.ceil(len(text) / self.tokenizer.most_characters)
         if at_least > self.max_model_len:
-            raise InvalidRequest(
-                f"the prompt's {len(text)} characters are at least {at_least} tokens, but this "
-                f"model's context length is {self.max_model_len}: shorten it by at least "
-                f"{at_least - self.max_model_len}",
+            raise ContextLengthExceeded(
+                f"the prompt's {len(text)} characters are at least {at_least}: shorten it by at "
+                f"least {at_least - self.max_model_len}",
                 "prompt",
-                "context_length_exceeded",
+                context_length=self.max_model_len,
+                prompt_tokens=at_least,
             )
 
     def encode_chat(

@@ -156,14 +156,17 @@ NUMBERS = [
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"prompt": [1] * CONTEXT}, "100 tokens.*context length is 100.*shorten it by 1"),
+        (
+            {"prompt": [1] * CONTEXT},
+            "context length is 100 tokens.*prompt has 100 .*shorten it by 1",
+        ),
         ({"prompt": [1] * (CONTEXT + 9)}, "shorten it by 10"),
         ({"prompt": [1, 2, VOCAB]}, f"prompt: token id {VOCAB} is not in"),
         ({"prompt": [1, 35]}, "prompt: token id 35 is not in"),
         ({"prompt": [7]}, "prompt: token id 7 is not in"),
         ({"prompt": [-1]}, "prompt: token id -1 is not in"),
         ({"prompt": [2**70]}, "prompt: token id"),
-        ({"max_tokens": 98}, "3 tokens and the 98 asked for make 101.*at most 97"),
+        ({"max_tokens": 98}, "3 and the 98 asked for make 101.*at most 97"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
@@ -228,9 +231,11 @@ def test_an_empty_prompt_is_refused() -> None:
         PROCESSOR.process([], RequestedSampling(), request_id="r")
 
 
-def test_context_length_errors_have_openais_code() -> None:
+def test_context_length_errors_have_openais_words_and_code() -> None:
     for wrong in ({"prompt": [1] * 200}, {"max_tokens": 200}):
-        with pytest.raises(InvalidRequest) as error:
+        with pytest.raises(
+            InvalidRequest, match=f"^This model's maximum context length is {CONTEXT} tokens"
+        ) as error:
             process(**wrong)
         assert error.value.code == "context_length_exceeded"
 
@@ -332,7 +337,7 @@ def test_text_that_cannot_fit_is_refused_before_the_tokenizer(
     encoded = []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, special: encoded.append(text))
     PROCESSOR.prompts.encode(fits)
-    with pytest.raises(InvalidRequest, match="301 characters are at least 101 tokens") as caught:
+    with pytest.raises(InvalidRequest, match="301 characters are at least 101: shorten") as caught:
         PROCESSOR.prompts.encode(fits + "t")
     assert caught.value.code == "context_length_exceeded"
     assert encoded == [fits]

@@ -7,14 +7,15 @@ from starlette.responses import Response
 
 from pagelet.agent.http.answers import Answers
 from pagelet.agent.http.body import parse_body
-from pagelet.agent.http.conversation import prompt_of, renamed, start_conversation
+from pagelet.agent.http.conversation import prompt_of, start_conversation
 from pagelet.agent.http.event_stream import EventStream, respond
 from pagelet.agent.http.gate import context_of, use_request_id
 from pagelet.agent.http.items import ItemReader
 from pagelet.agent.http.journal import JournaledItems, failed
 from pagelet.agent.http.messages.events import MessageEvents
 from pagelet.agent.http.messages.output import message
-from pagelet.agent.http.messages.request import NAMES, chat_request
+from pagelet.agent.http.messages.refused import in_anthropics_words
+from pagelet.agent.http.messages.request import chat_request
 from pagelet.agent.http.server import Server, server_of
 from pagelet.protocol.anthropic.answers import TokenCount
 from pagelet.protocol.anthropic.errors import MESSAGES, error_event
@@ -47,7 +48,7 @@ async def _respond(
             chat.thinking_budget = body.thinking.budget_tokens
         _, plan = await start_conversation(server, chat, answers, context.request_id)
     except InvalidRequest as error:
-        raise renamed(error, NAMES) from error
+        raise in_anthropics_words(error) from error
     message_id = f"msg_{context.request_id}"
     hints = body.pagelet or RouterHints()
     resume = hints.resume
@@ -82,5 +83,5 @@ async def count_tokens(request: Request) -> Response:
         chat = await asyncio.to_thread(chat_request, body)  # of many blocks it takes long
         answer = TokenCount(input_tokens=len(await prompt_of(server, chat)))
     except InvalidRequest as error:
-        raise renamed(error, NAMES) from error
+        raise in_anthropics_words(error) from error
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -1,5 +1,7 @@
 """Errors name the field that the client sent, where the engine knows another name of it."""
 
+import re
+
 import httpx
 import pytest
 
@@ -11,6 +13,8 @@ FUNCTION = {"name": "f", "parameters": NO_SCHEMA}
 BARE = {"prompt": "Hi"}
 ASKED = {"input": "Hi"}
 TURN = CHAT | {"max_tokens": 5}
+PROMPT_TOO_LONG = r"prompt is too long: (\d+) tokens > (\d+) maximum"
+TOGETHER_TOO_LONG = r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +100,20 @@ def test_the_name_that_was_sent_is_told(server, path, body, param):
 )
 def test_messages_tell_their_own_names(server, body, words):
     assert refused(server, "/v1/messages", TURN | body)["message"].startswith(words)
+
+
+def test_agents_read_of_messages_how_much_is_too_long(server):
+    text = "word " * 10_000
+    for words in (text, text * 50):  # counted, and too long to be
+        turn = TURN | {"messages": [{"role": "user", "content": words}]}
+        told = refused(server, "/v1/messages", turn)["message"]
+        found, most = map(int, re.match(PROMPT_TOO_LONG, told).groups())
+        assert found > most
+    told = refused(server, "/v1/messages", TURN | {"max_tokens": 32_000})["message"]
+    found, asked, limit = map(int, re.match(TOGETHER_TOO_LONG, told).groups())
+    assert (asked, limit) == (32_000, most)
+    fits = {"model": "tiny"} | TURN | {"max_tokens": limit - found}
+    assert server.post("/v1/messages", json=fits).status_code == 200
 
 
 @pytest.mark.parametrize("asked", [{"messages": "Hi"}, {"prompt": ""}])
