@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from pagelet.protocol.lora import adapter_name_fault
-from pagelet.protocol.openai.fields import RequestBody
+from pagelet.protocol.openai.fields import RequestBody, null_means
 
 
 def _usable(name: str) -> str:
@@ -21,7 +21,7 @@ class LoadAdapterRequest(RequestBody):
 
     lora_name: Annotated[str, AfterValidator(_usable)]
     lora_path: Annotated[str, Field(min_length=1)]
-    load_inplace: bool = False
+    load_inplace: Annotated[bool, null_means(False)] = False
     """Whether it may take the place of another of that name."""
 
 

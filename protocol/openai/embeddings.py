@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pagelet.protocol.openai.completions import Prompt, prompts_of
-from pagelet.protocol.openai.fields import Integer
+from pagelet.protocol.openai.fields import Integer, null_means
 from pagelet.protocol.openai.pooling import PoolingRequest
 
 MOST_INPUTS = 2048
@@ -16,7 +16,7 @@ class EmbeddingRequest(PoolingRequest):
     """`input` is a text, token ids, or a list of either."""
 
     input: Prompt
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Annotated[Literal["float", "base64"], null_means("float")] = "float"
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
     """Keep so many first numbers of each vector, which is then normalised again."""
     user: str | None = None

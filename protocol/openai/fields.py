@@ -52,6 +52,11 @@ def unsupported(*neutral: object, remedy: str = "leave it out") -> AfterValidato
     return AfterValidator(lambda value: _only(values, remedy, value))
 
 
+def null_means(default: object) -> BeforeValidator:
+    """For a field whose default is not None: null asks for nothing, as anywhere else."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
 _JSON_NAMES = {
     dict: "an object",
     list: "an array",

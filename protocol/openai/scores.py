@@ -10,6 +10,7 @@ from pagelet.protocol.openai.fields import (
     RequestBody,
     StringOrStrings,
     invalid,
+    null_means,
     one_of,
 )
 from pagelet.protocol.openai.pooling import PoolingRequest
@@ -69,7 +70,7 @@ class RerankRequest(PoolingRequest):
     ]
     top_n: Annotated[Integer, Field(ge=0)] | None = None
     """Answer with so many; 0 or none: with all."""
-    return_documents: bool = True
+    return_documents: Annotated[bool, null_means(True)] = True
 
     def texts(self) -> list[str]:
         """Of the documents."""

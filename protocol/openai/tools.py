@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pagelet.protocol.openai.fields import RequestBody, ResponseBody
+from pagelet.protocol.openai.fields import RequestBody, ResponseBody, null_means
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -88,7 +88,7 @@ class ToolCallInput(RequestBody):
     """A call that an answer in the history made."""
 
     id: str
-    type: Literal["function"] = "function"
+    type: Annotated[Literal["function"], null_means("function")] = "function"
     function: FunctionCallInput
     index: int | None = None
     """Clients that collect streams leave it in."""

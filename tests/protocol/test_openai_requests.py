@@ -1,13 +1,19 @@
 """Fields that are known but not served pass with values that ask for nothing, and only then."""
 
+import importlib
 import json
+import pkgutil
+from typing import Annotated
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from pagelet.protocol import anthropic, openai
+from pagelet.protocol.openai import routing
 from pagelet.protocol.openai.chat import ChatCompletionRequest
 from pagelet.protocol.openai.completions import CompletionRequest
 from pagelet.protocol.openai.errors import describe, param_name
+from pagelet.protocol.openai.fields import RequestBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}
@@ -46,6 +52,26 @@ def test_not_served(field, values):
     error = refusal(ChatCompletionRequest, CHAT | {field: asking})
     assert (error.param, error.code) == (field, "unsupported_parameter")
     assert field in error.message
+
+
+def every_body():
+    """All that clients send; the rest is between a router and its replicas."""
+    for package in (anthropic, openai):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    found = RequestBody.__subclasses__()
+    for body in found:
+        found += body.__subclasses__()
+    return [body for body in found if body.__module__ != routing.__name__]
+
+
+@pytest.mark.parametrize("body", every_body(), ids=lambda body: body.__name__)
+def test_what_may_be_left_out_may_be_null(body):
+    for name, field in body.model_fields.items():
+        if not field.is_required():
+            kind = Annotated[field.annotation, "", *field.metadata]
+            value = TypeAdapter(kind).validate_python(None)
+            assert value == field.get_default(call_default_factory=True), name
 
 
 def test_zero_is_not_false():
