@@ -187,5 +187,5 @@ class JsonCall:
 def _loads(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

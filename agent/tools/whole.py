@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -171,20 +170,28 @@ def _no_constant(name: str) -> None:
 
 
 _FENCE: Final = "```"
-_QUOTED: Final = re.compile(
-    r"""```|"(?:[^"\\\n]|\\[^\n])*(?P<double>["\n])|'(?:[^'\\\n]|\\[^\n])*(?P<single>['\n])|["']"""
-)
 
 
-def _fence_at(text: str) -> int:
-    """Where a block ends: at a fence that is not part of a quoted string, none of which goes on in
-    the next line. -1 if that is not certain yet."""
-    for found in _QUOTED.finditer(text):
-        if found[0] == _FENCE:
-            return found.start()
-        if found[0] in ('"', "'"):
-            return -1  # a string that has not ended yet
-    return -1
+class _FenceFinder:
+    """Finds where a block ends: at a fence that is not part of a quoted string, none of which goes
+    on in the next line."""
+
+    def __init__(self) -> None:
+        self._quote = ""
+        self._escaped = False
+        self._ticks = 0
+
+    def push(self, char: str) -> bool:
+        """Whether the character is the last of the fence."""
+        if self._quote:
+            if char == "\n" or (char == self._quote and not self._escaped):
+                self._quote = ""
+            self._escaped = char == "\\" and not self._escaped
+            return False
+        if char in "\"'":
+            self._quote, self._escaped = char, False
+        self._ticks = self._ticks + 1 if char == "`" else 0
+        return self._ticks == len(_FENCE)
 
 
 class FencedParser:
@@ -198,6 +205,9 @@ class FencedParser:
         self._text = TextBetween()
         self._pending = ""
         self._mark = ""
+        self._block: list[str] = []
+        """What has come of a block, behind its mark."""
+        self._fence = _FenceFinder()
 
     def push(self, text: str) -> list[Event]:
         """See `ToolParser`."""
@@ -205,10 +215,7 @@ class FencedParser:
         events: list[Event] = []
         while self._pending:
             if self._mark:
-                end = _fence_at(self._pending)
-                if end < 0:
-                    break
-                events += self._end_block(end)
+                events += self._read_block()
                 continue
             found = [at for mark in self._MARKS if (at := self._pending.find(mark)) >= 0]
             if found:
@@ -227,19 +234,26 @@ class FencedParser:
         """See `ToolParser`."""
         events: list[Event] = []
         if self._mark:  # a model may stop without closing its last block, or a string in it
-            end = self._pending.find(_FENCE)
-            events += self._end_block(len(self._pending) if end < 0 else end)
+            body, fence, self._pending = "".join(self._block).partition(_FENCE)
+            events += self._end_block(body, fence)
         events += self._text.push(self._pending)
         self._pending = ""
         return events + self._text.finish()
 
-    def _end_block(self, end: int) -> list[Event]:
-        body, fence = self._pending[:end], self._pending[end : end + len(_FENCE)]
-        events = self._block(body, self._mark + body + fence)
-        self._mark, self._pending = "", self._pending[end + len(fence) :]
-        return events
+    def _read_block(self) -> list[Event]:
+        """Reads on, each character once, up to the end of the block or of what has come."""
+        for used, char in enumerate(self._pending, start=1):
+            if self._fence.push(char):
+                self._block.append(self._pending[:used])
+                self._pending = self._pending[used:]
+                return self._end_block("".join(self._block).removesuffix(_FENCE), _FENCE)
+        self._block.append(self._pending)
+        self._pending = ""
+        return []
 
-    def _block(self, body: str, raw: str) -> list[Event]:
+    def _end_block(self, body: str, fence: str) -> list[Event]:
+        raw = self._mark + body + fence
+        self._mark, self._block, self._fence = "", [], _FenceFinder()
         calls = parse_json_calls(body, self._names) or self._python_calls(body)
         if not calls:
             return self._text.push(raw)

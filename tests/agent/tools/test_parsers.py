@@ -134,6 +134,15 @@ def test_every_cut_gives_the_same(name: str, text: str, content: str, calls: lis
         assert parse(make, [text[:begin], text[begin : begin + 2], text[begin + 2 :]]) == whole
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_nests_without_end_calls_none_of_the_tools(name: str) -> None:
+    deep = "[" * 20_000 + "]" * 20_000
+    for mark, end in (("", ""), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", "")):
+        text = f'{mark}{{"name": {deep}, "arguments": {{}}}}{end}'
+        called = calls_of(parse(lambda: FORMATS[name].make_parser(NAMES), [text]))
+        assert not {call[0] for call in called} & {*NAMES}
+
+
 MARKS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
