@@ -82,7 +82,10 @@ def weight_bytes(model: str) -> int | None:
             return None
         paths = [Path(str(file.locate())) for file in files]
     else:
-        path = Path(model.removeprefix("file://")).expanduser()
-        paths = [path] if path.is_file() else list(path.glob("*")) if path.is_dir() else []
+        try:
+            path = Path(model.removeprefix("file://")).expanduser()
+            paths = [path] if path.is_file() else list(path.glob("*")) if path.is_dir() else []
+        except (OSError, RuntimeError, ValueError):  # who reads the model says why
+            return None
     sizes = [p.stat().st_size for p in paths if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
     return sum(sizes) or None

