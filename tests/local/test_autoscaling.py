@@ -8,12 +8,15 @@ import openai
 
 from support.local import Local
 from support.processes import wait_for
-from support.services import SERVICE
+from support.services import PATIENT, SERVICE
 
 SCALED = (
     SERVICE.format(name="sim").replace("0.02", "0.08")
     + """\
     maxNumSeqs: 4
+"""
+    + PATIENT
+    + """\
   autoscaling:
     minReplicas: 0
     maxReplicas: 3

@@ -17,7 +17,7 @@ import pytest
 
 from support.local import Local
 from support.processes import is_alive, marked_processes, wait_for
-from support.services import SERVICE
+from support.services import PATIENT, SERVICE
 
 SIM = SERVICE.format(name="sim")
 
@@ -37,7 +37,7 @@ def has_restarted(up: Local, times: int) -> bool:
 
 
 def test_a_service_from_up_to_down(up: Local) -> None:
-    up.write(SIM)
+    up.write(SIM + PATIENT)
     up.start().wait_phases("ready")
     assert ask(up) == "sim-1"
     assert up.command("scale", "sim", "2").splitlines()[-1] == "sim-2: ready"
@@ -79,7 +79,7 @@ def test_a_service_from_up_to_down(up: Local) -> None:
     time.sleep(0.5)
     assert not answered_by
     up.command("scale", "sim", "1")
-    waiting.join(60)
+    waiting.join()
     assert answered_by == ["sim-3"]
 
     assert "sim-1 | " in up.command("logs", "sim", "-n", "1")

@@ -14,3 +14,8 @@ spec:
     simulated:
       stepSeconds: 0.02
 """
+
+PATIENT = """\
+  router: {queueTimeoutSeconds: 250}
+"""
+"""To be added: a replica that is asked for may take minutes to start on a busy machine."""
