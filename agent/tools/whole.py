@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pagelet.agent.tools.events import CallArguments, CallBegin, Content, Event, held_back
@@ -139,7 +139,8 @@ class _PythonCalls:
 
 def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] | None:
     """The events of one call with keyword arguments that are literals; None for anything else."""
-    text = text.strip()
+    text = text.strip().replace("\r\n", "\n").replace("\r", "\n")  # Python counts lines so
+    lines = text.encode(errors="replace").split(b"\n")
     try:
         node = ast.parse(text, mode="eval").body
         if not isinstance(node, ast.Call):
@@ -148,7 +149,7 @@ def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] |
         if node.args or (names is not None and name not in names):
             return None
         arguments = {
-            keyword.arg: _value(text, keyword.value) for keyword in node.keywords if keyword.arg
+            keyword.arg: _value(lines, keyword.value) for keyword in node.keywords if keyword.arg
         }
         encoded = json.dumps(arguments, ensure_ascii=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -156,13 +157,23 @@ def parse_python_call(text: str, names: Collection[str] | None) -> list[Event] |
     return [CallBegin(name), CallArguments(encoded)]
 
 
-def _value(text: str, node: ast.expr) -> Any:
+def _value(lines: Sequence[bytes], node: ast.expr) -> Any:
     """A literal as JSON, if it is that too: its strings have escapes of their own, and models write
     its `true` as well as Python's `True`."""
     try:
-        return json.loads(ast.get_source_segment(text, node) or "", parse_constant=_no_constant)
+        return json.loads(_source_of(lines, node), parse_constant=_no_constant)
     except ValueError:
         return ast.literal_eval(node)
+
+
+def _source_of(lines: Sequence[bytes], node: ast.expr) -> bytes:
+    """How the text of these lines, in UTF-8, spells a node: `ast.get_source_segment` would read
+    all of the text for each."""
+    assert node.end_lineno is not None
+    found = list(lines[node.lineno - 1 : node.end_lineno])
+    found[-1] = found[-1][: node.end_col_offset]
+    found[0] = found[0][node.col_offset :]
+    return b"\n".join(found)
 
 
 def _no_constant(name: str) -> None:

@@ -89,6 +89,12 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ("llama3_json", "<|python_tag", "*", []),
     ("llama3_json", "Plain [text] {with} braces", "*", []),
     ("pythonic", f"[{python(WEATHER)}, {python(ADD)}]", "", [WEATHER, ADD]),
+    (
+        "pythonic",
+        '[add(a="é😀",\r\n b=[1,\n true],\r c="\\u00e9", d=\'ü\', e=null), add()]',
+        "",
+        [("add", {"a": "é😀", "b": [1, True], "c": "é", "d": "ü", "e": None}), ("add", {})],
+    ),
     ("pythonic", "[no_arguments()]", "", [EMPTY]),
     ("pythonic", "[1, 2, 3]", "*", []),
     ("pythonic", "[unknown(a=1)]", "*", []),
