@@ -31,6 +31,9 @@ def why_not_recorded(
         return f"the model is on {device}"
     if os.environ.get("PAGELET_KERNELS"):
         return "PAGELET_KERNELS chooses other implementations"
+    if dtype not in _FLOAT_FORMATS:
+        name = str(dtype).removeprefix("torch.")
+        return f"the CPU library computes in float32 and bfloat16, and --dtype is {name}"
     return status().reason or unsupported(head_dim, block_size, dtype)
 
 

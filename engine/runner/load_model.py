@@ -1,6 +1,7 @@
 """From weights to a model on its device, and what runs it."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -18,7 +19,10 @@ from pagelet.engine.runner.graphs import Forward
 from pagelet.engine.runner.kv_pages import choose_kv_dtype
 from pagelet.engine.runner.memory import out_of_memory_named
 from pagelet.engine.weights.quantized_tensor import StoredTensor
+from pagelet.kernels.paged_attention.cpu import PANEL_TOKENS
 from pagelet.protocol.config import EngineOptions, Quantization
+
+_log = logging.getLogger("pagelet.engine.runner")
 
 Weights = Iterable[tuple[str, StoredTensor]]
 """The full tensors of a checkpoint, by name."""
@@ -72,7 +76,12 @@ def load_model(
     does not suffice.
     """
     packings = _choose_packings(
-        quantization, device, dtype, config.head_dim, options.cache.block_size
+        quantization,
+        device,
+        dtype,
+        config.head_dim,
+        options.cache.block_size,
+        is_first_rank=ranks.tp.rank == 0 and ranks.pp.is_first,
     )
     kv_dtype = choose_kv_dtype(
         options.cache.kv_cache_dtype, dtype, device, recorded=packings is not None
@@ -109,6 +118,8 @@ def _choose_packings(
     dtype: torch.dtype,
     head_dim: int,
     block_size: int,
+    *,
+    is_first_rank: bool,
 ) -> tuple[Packing, Packing] | None:
     """For layers and head, where the CPU library runs the model; None if torch's operations do."""
     if quantization == "fp8" and device.type == "cpu":
@@ -118,6 +129,11 @@ def _choose_packings(
     reason = why_not_recorded(device, dtype, head_dim, block_size)
     if reason is None:
         return choose_packing(quantization, dtype)
+    if why_not_recorded(device, dtype, head_dim, PANEL_TOKENS) is None:
+        raise ConfigurationError(
+            f"--block-size {block_size} is for a GPU: on a CPU give a multiple of {PANEL_TOKENS}, "
+            "or leave --block-size out"
+        )
     if quantization in ("int8", "int4") and device.type == "cpu":
         raise ConfigurationError(
             f"--quantization {quantization} needs the CPU library, which cannot run this model "
@@ -127,6 +143,12 @@ def _choose_packings(
         raise ConfigurationError(
             "--quantization int4 is for the CPU: on a GPU give int8 or fp8, or take a "
             "checkpoint of 4 bits (GPTQ, AWQ or GGUF) and leave --quantization out"
+        )
+    if device.type == "cpu" and is_first_rank:
+        _log.warning(
+            "the CPU library does not run this model (%s): torch's operations do, which are "
+            "slower, and what shares a step with a request may change its answer",
+            reason,
         )
     return None
 
