@@ -82,6 +82,8 @@ class Fleet:
                 folder / f"{name}.log",
                 *("--kv-events-endpoint", f"ipc://{folder}/{name}"),
                 *("--kv-events-replay-endpoint", f"ipc://{folder}/{name}-replay"),
+                # So that what is cached weighs more than a step that came late.
+                *("--simulated-token-seconds", "0.0005"),
             )
             for name in ("a", "b")
         }
@@ -124,6 +126,11 @@ class Fleet:
         candidates = told["attempts"][-1]["candidates"]
         predicted = {self.names[each["replica_id"]]: each["hit_tokens"] for each in candidates}
         return predicted, self.names[response.headers["x-pagelet-replica"]], found
+
+    def knows(self, number: int, name: str) -> bool:
+        """Whether the router takes a replica for one that holds the whole prompt, as it does."""
+        predicted, chosen, found = self.ask(number)
+        return predicted[name] == 10 * BLOCK and (chosen != name or found == 10 * BLOCK)
 
     def close(self) -> None:
         self.tap.close()
@@ -177,8 +184,8 @@ def test_a_router_that_is_killed_fails_no_new_request_and_knows_the_caches_again
         answers = list(threads.map(lambda n: post(fleet.router.url, n), range(3, 11)))
     assert {answer.status_code for answer in answers} == {200}
     wait_for(lambda: fleet.blocks() >= before + 80)
-    assert fleet.ask(1)[1:] == ("a", 10 * BLOCK)
-    assert fleet.ask(2)[1:] == ("b", 10 * BLOCK)
+    assert fleet.knows(1, "a")
+    assert fleet.knows(2, "b")
 
 
 def test_events_that_are_lost_are_replayed(fleet: Fleet) -> None:
@@ -196,7 +203,7 @@ def test_events_that_are_lost_are_replayed(fleet: Fleet) -> None:
     fleet.hold("a", 23)  # by whose batch the gap is seen
     wait_for(lambda: fleet.blocks() >= before + 30)
     for number in (21, 22, 23):
-        assert fleet.ask(number)[1:] == ("a", 10 * BLOCK)
+        assert fleet.knows(number, "a")
 
 
 def test_a_replica_that_denies_what_it_has_is_believed_no_longer_than_an_answer(
@@ -225,15 +232,20 @@ def test_a_replica_that_claims_what_it_lacks_is_soon_not_believed(fleet: Fleet) 
             token_ids=[],
             block_size=BLOCK,
         )
-        for number in range(41, 61)
+        for number in range(41, 81)
     ]
     fleet.tap.alter = lambda events: [*events, *lies]
     before = fleet.blocks()
     fleet.hold("a", 40)
-    wait_for(lambda: fleet.blocks() >= before + 210)
-    told = [fleet.ask(number) for number in range(41, 61)]
-    predicted, chosen, found = told[0]
-    assert (predicted["a"], chosen, found) == (10 * BLOCK, "a", 0), "the lie was never told"
+    wait_for(lambda: fleet.blocks() >= before + 410)
+    numbers = iter(range(41, 81))
+
+    def is_believed() -> bool:
+        predicted, chosen, found = fleet.ask(next(numbers))
+        return (predicted["a"], chosen, found) == (10 * BLOCK, "a", 0)
+
+    assert any(is_believed() for _ in range(20)), "the lie was never told"
+    told = [fleet.ask(next(numbers)) for _ in range(19)]
     for predicted, chosen, found in told[-10:]:
         assert predicted[chosen] == found == 0
 
