@@ -47,7 +47,7 @@ class KVCacheSpec(Part, kw_only=True):
     holds nearly twice the tokens of bfloat16; on a GPU also `float16`, and `fp8`, which holds
     twice."""
     block_size: Literal[8, 16, 32, 64, 128] = _CACHE.block_size
-    """Tokens a block."""
+    """Tokens a block; 8 only on a GPU."""
     prefix_caching: bool = _CACHE.enable_prefix_caching
     """Compute a prompt prefix that was seen before only once."""
 

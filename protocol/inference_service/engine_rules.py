@@ -120,6 +120,18 @@ def _engine_rules(
         ),
         rule(
             at="accelerator",
+            holds=f"has(self.accelerator) || {engine}.kvCache.blockSize != 8 || "
+            f"{engine}.runner == 'simulated'",
+            message="kvCache.blockSize 8 needs an accelerator: on a CPU write 16, 32, 64 or 128",
+            values={},
+            check=lambda spec, engine: (
+                spec.accelerator is not None
+                or engine.kv_cache.block_size != 8
+                or engine.runner == "simulated"
+            ),
+        ),
+        rule(
+            at="accelerator",
             holds=f"has(self.accelerator) || !{engine}.enforceEager && "
             f"(!has({engine}.cudagraphCaptureSizes) || size({engine}.cudagraphCaptureSizes) == 0)",
             message="enforceEager and cudagraphCaptureSizes are about CUDA graphs: leave them out "

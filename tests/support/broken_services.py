@@ -395,6 +395,12 @@ BROKEN = [
         "int8",
     ),
     Broken(
+        "blocks of 8 tokens on a CPU",
+        service(engine={"kvCache": {"blockSize": 8}}),
+        "spec.accelerator",
+        "engine.kvCache.blockSize 8 needs an accelerator: on a CPU write 16, 32, 64 or 128",
+    ),
+    Broken(
         "CUDA graphs on a CPU",
         service(engine={"cudagraphCaptureSizes": [1, 2]}),
         "spec.accelerator",
@@ -444,6 +450,12 @@ BROKEN = [
         "spec.canary",
         "canary.engine.kvCache.dtype float16 needs an accelerator: on a CPU write auto, float32, "
         "bfloat16 or int8",
+    ),
+    Broken(
+        "canary's blocks of 8 tokens",
+        service(canary={"weight": 1, "engine": {"kvCache": {"blockSize": 8}}}),
+        "spec.canary",
+        "canary.engine.kvCache.blockSize 8 needs an accelerator: on a CPU write 16, 32, 64 or 128",
     ),
     Broken(
         "cache larger than the pod",
@@ -542,6 +554,7 @@ SOUND = [
         resources={"memory": "1048576"},
     ),
     service(name="sound", model={"uri": "package://a/b.gguf"}),
+    service(name="sound", engine={"runner": "simulated", "kvCache": {"blockSize": 8}}),
     service(name="sound", engine={"tensorParallelSize": 2, "nodes": 2}),
     service(
         name="sound",
