@@ -83,6 +83,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._responses: dict[Owner, OrderedDict[str, StoredResponse]] = {}
+        """The oldest first."""
         self._sizes: dict[Owner, int] = {}
         self._items: dict[Owner, dict[str, dict[str, None]]] = {}
         """The responses that have an item, by the item's id: first the one with which it came."""
@@ -195,8 +196,8 @@ class ResponseStore:
     def _make_room(self) -> None:
         oldest = self._clock() - MOST_SECONDS
         for owner, responses in list(self._responses.items()):
-            for response_id in [key for key, each in responses.items() if each.stored < oldest]:
-                self._drop(owner, response_id)
+            while responses and next(iter(responses.values())).stored < oldest:
+                self._drop(owner, next(iter(responses)))
         while sum(self._sizes.values()) > self._max_bytes:
             owner = max(self._sizes, key=self._sizes.__getitem__)
             self._drop(owner, next(iter(self._responses[owner])))
