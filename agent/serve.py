@@ -48,6 +48,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
     app = create_app(llm, settings, metrics)
     server = HTTPServer(app)
     report = loop.create_task(_report_serving(server, llm, link))
+    beating = loop.create_task(_keep_beating(report, link))
     drains: list[asyncio.Task[bool]] = []
 
     def begin_drain() -> None:
@@ -69,6 +70,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
     await llm.close()
     if (spans := app.state.server.spans) is not None:
         await asyncio.to_thread(spans.close)
+    beating.cancel()
     return all(drain.result() for drain in drains)
 
 
@@ -95,6 +97,11 @@ async def _report_serving(server: HTTPServer, llm: AsyncLLM, link: ParentLink) -
     await server.listening.wait()
     await llm.wait_ready()
     link.report_serving(llm.served_model_names[0])
+
+
+async def _keep_beating(serving: asyncio.Task[None], link: ParentLink) -> None:
+    await serving  # imports and tokenizers before that may take any time
+    await link.keep_beating()
 
 
 async def _drain(server: Server, most_seconds: float) -> bool:

@@ -11,12 +11,11 @@ from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.process.backoff import CrashBackoff, starting_again
 from pagelet.process.proc import describe_exit
+from pagelet.process.silence import SILENT_SECONDS, Silence
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION, EXIT_USAGE
 
 _STARTING_POLL_SECONDS = 0.1
 _POLL_SECONDS = 1.0
-_SILENT_SECONDS = 60.0
-"""A server that has answered before and then says nothing for so long is hung."""
 _KILL_MARGIN_SECONDS = 10.0
 """What a server gets beyond its own limit for a drain."""
 
@@ -195,18 +194,18 @@ class Server:
 
     async def _watch(self, command: Command) -> None:
         """Keeps `phase` true while the process lives, and kills it if it hangs."""
-        began = last_answer = time.monotonic()
+        began, silence = time.monotonic(), Silence()
         while True:
             answer = await probe.get(self.port, self.ready_path)
             now = time.monotonic()
+            silent = silence.look(answer is not None, now)
             if answer is not None:
-                last_answer = now
                 self._note(*answer, now - began)
             if self._ready_since is None and now - began > self._startup_seconds:
                 log.error("%s: not ready after %g s: killed", self.name, self._startup_seconds)
                 command.kill()
-            elif self._ready_since is not None and now - last_answer > _SILENT_SECONDS:
-                log.error("%s: no answer for %g s: killed", self.name, _SILENT_SECONDS)
+            elif self._ready_since is not None and silent > SILENT_SECONDS:
+                log.error("%s: no answer for %g s: killed", self.name, SILENT_SECONDS)
                 command.kill()
             if self._ready_since is None:
                 await asyncio.sleep(_STARTING_POLL_SECONDS)

@@ -5,6 +5,7 @@ child sends a report when it serves or when it cannot work. The end of the strea
 that the other one is gone, on top of the parent-death signal.
 """
 
+import asyncio
 import contextlib
 import faulthandler
 import os
@@ -18,9 +19,11 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from pagelet.process.frames import FrameReader, recv_frame, send_frame
+from pagelet.process.frames import FrameReader, encode_frame, recv_frame, send_frame
 from pagelet.process.proc import kill_group, set_parent_death_signal
 from pagelet.protocol.exit_codes import EXIT_CONFIGURATION
+
+_BEAT_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -28,7 +31,7 @@ T = TypeVar("T")
 class ChildReport(msgspec.Struct, array_like=True):
     """What a child tells its parent."""
 
-    kind: Literal["serving", "failed"]
+    kind: Literal["serving", "failed", "alive"]
     text: str = ""
 
 
@@ -67,6 +70,8 @@ class ChildProcess(subprocess.Popen[bytes]):
         self._reader = FrameReader(msgspec.msgpack.Decoder(ChildReport))
         self._serving: str | None = None
         self._failure: str | None = None
+        self._has_beaten = False
+        self._beats = False
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: poll() tells
             send_frame(self._socket, os.getpid())
             send_frame(self._socket, configuration)
@@ -84,6 +89,18 @@ class ChildProcess(subprocess.Popen[bytes]):
         self._receive()
         return self._failure
 
+    @property
+    def beats(self) -> bool:
+        """Whether it reports its life: not all do, and none does before it serves."""
+        self._receive()
+        return self._beats
+
+    def has_beaten(self) -> bool:
+        """Whether it has reported its life since this was asked before."""
+        self._receive()
+        heard, self._has_beaten = self._has_beaten, False
+        return heard
+
     def kill_group(self) -> None:
         """Ends the child and its own children at once. Does not reap."""
         if self.returncode is None:
@@ -99,8 +116,10 @@ class ChildProcess(subprocess.Popen[bytes]):
                 for report in self._reader.feed(data):
                     if report.kind == "serving":
                         self._serving = report.text
-                    else:
+                    elif report.kind == "failed":
                         self._failure = report.text
+                    else:
+                        self._beats = self._has_beaten = True
         except OSError:
             pass  # nothing more for now, or closed
 
@@ -129,6 +148,19 @@ class ParentLink:
     def report_serving(self, what: str = "") -> None:
         """Tells the parent that this process does its work, and what it serves."""
         send_frame(self._socket, ChildReport("serving", what))
+
+    def beat(self) -> None:
+        """Tells the parent that this process is not hung. Never waits: a parent that is stopped
+        does not take it."""
+        frame = encode_frame(ChildReport("alive"))
+        with contextlib.suppress(OSError):  # so small a one is taken as a whole, or not at all
+            self._socket.send(frame, socket.MSG_DONTWAIT)
+
+    async def keep_beating(self) -> NoReturn:
+        """Has the parent know, until cancelled, that this event loop is not hung."""
+        while True:
+            self.beat()
+            await asyncio.sleep(_BEAT_SECONDS)
 
     def fail(self, message: str) -> NoReturn:
         """Tells the parent why this configuration cannot work, and exits.

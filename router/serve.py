@@ -92,6 +92,10 @@ async def serve(
         if launch.settings.config_file is not None:
             await follow_file(app.states, Path(launch.settings.config_file), counters)
 
+    async def beat() -> None:
+        await server.listening.wait()
+        await link.keep_beating()
+
     def cut_off() -> None:
         begin_drain()
         server.cut_off()
@@ -102,10 +106,12 @@ async def serve(
     loop.add_signal_handler(signal.SIGTERM, (lambda: begin(leave)) if has_others else begin_drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     following = loop.create_task(report_and_follow())
+    beating = loop.create_task(beat())
     gc.collect()
     gc.freeze()  # modules live as long as the process: never scan them again
     await server.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     following.cancel()
+    beating.cancel()
     return all(end.result() for end in ends)
 
 

@@ -1,4 +1,5 @@
-"""The root of a router's process tree: holds the port, and starts workers again when they die."""
+"""The root of a router's process tree: holds the port, and starts workers again when they die or
+hang."""
 
 import functools
 import logging
@@ -24,6 +25,8 @@ from pagelet.router.tenants.counters import create_counters
 _TICK_SECONDS: Final = 0.5
 _CUT_OFF_TICK_SECONDS: Final = 0.1
 _DRAIN_MARGIN_SECONDS: Final = 10.0
+_STARTUP_SECONDS: Final = 300.0
+"""For as many workers as there can be, on few cores."""
 _SAME_REQUEST_SECONDS: Final = 0.5
 """A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
 or a shell both pass it on."""
@@ -63,6 +66,7 @@ def run_router(config: RouterConfig, settings: RouterSettings) -> int:
                         ),
                         listener,
                     ),
+                    _STARTUP_SECONDS,
                 )
                 for number in range(settings.workers)
             ]
@@ -164,6 +168,7 @@ class _Supervisor:
         for worker in self._workers:
             if worker.restart_at is not None and now >= worker.restart_at:
                 worker.start()
+            worker.watch()
         ready = [worker.is_ready() for worker in self._workers]
         if all(ready) and not self._announced:
             self._announced = True

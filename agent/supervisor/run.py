@@ -62,6 +62,7 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
                     ),
                 ),
                 runtime.file(f"core-{index}.heartbeat"),
+                settings.step_timeout,
             )
             for index in ranks
         ]
@@ -76,7 +77,6 @@ def _supervise(options: EngineOptions, settings: ServeSettings) -> int:
             Managed("API server", functools.partial(launch_api, launch, listener)),
             cores,
             drain_timeout=settings.drain_timeout,
-            step_timeout=settings.step_timeout,
             view=StartupView(url(listener)),
         )
         return supervisor.run()

@@ -1,8 +1,8 @@
 """The supervisor: the small process at the root of the tree.
 
 It starts the engine cores and the API process, starts them again when they die, kills a core
-whose step hangs, and turns the first SIGTERM or SIGINT into a drain, and the second, or SIGQUIT,
-into a stop.
+whose step hangs and an API process whose event loop does, and turns the first SIGTERM or SIGINT
+into a drain, and the second, or SIGQUIT, into a stop.
 It imports neither torch nor any web framework, so there is little in it that can fail.
 """
 
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
-from pagelet.agent.supervisor.watchdog import Watchdog
 from pagelet.process.backoff import starting_again
 from pagelet.process.managed import Managed
 from pagelet.process.proc import describe_exit
@@ -31,7 +30,6 @@ _TICK_SECONDS = 0.5
 _WATCHED_TICK_SECONDS = 0.1
 _DRAIN_MARGIN_SECONDS = 10.0
 _STOP_SECONDS = 5.0
-_STACK_DUMP_SECONDS = 1.0
 _SAME_REQUEST_SECONDS = 0.5
 """A signal so soon after the first is the same wish to stop: a terminal and a wrapper such as make
 or a shell both pass it on."""
@@ -67,15 +65,12 @@ class Supervisor:
         cores: Sequence[ManagedCore],
         *,
         drain_timeout: float,
-        step_timeout: float,
         view: StartupView,
     ) -> None:
         self._api = api
         self._cores = list(cores)
         self._all: list[Managed] = [*self._cores, api]
         self._drain_timeout = drain_timeout
-        self._watchdogs = [Watchdog(step_timeout) for _ in self._cores]
-        self._kill_at: dict[int, float] = {}  # pid of a hung core -> when it is killed
         self._view = view
         self._announced = False
         self._phase = _Phase.RUNNING
@@ -181,7 +176,6 @@ class Supervisor:
             if managed is None:
                 os.waitpid(info.si_pid, 0)
             else:
-                self._kill_at.pop(info.si_pid, None)
                 self._handle_exit(managed, *managed.reap())
 
     def _handle_exit(self, managed: Managed, returncode: int, failure: str | None) -> None:
@@ -220,7 +214,8 @@ class Supervisor:
                     managed.start()
             self._announce()
         if self._phase is not _Phase.STOPPING:
-            self._watch(now)
+            for managed in self._all:
+                managed.watch()
         if self._phase is not _Phase.RUNNING and now >= self._deadline:
             if self._phase is _Phase.DRAINING:
                 log.error("not drained after %g s: stopping", self._drain_timeout)
@@ -240,20 +235,6 @@ class Supervisor:
             assert self._api.process is not None
             name = self._api.process.serving or ""
             self._view.announce(name, [beat.kv_cache_tokens for beat in beats if beat])
-
-    def _watch(self, now: float) -> None:
-        for core, watchdog in zip(self._cores, self._watchdogs, strict=True):
-            hang = watchdog.look(core.beat(), now)
-            if core.process is None:
-                continue
-            pid = core.process.pid
-            if pid in self._kill_at:
-                if now >= self._kill_at[pid]:
-                    core.kill()
-            elif hang is not None:
-                log.error("%s is hung: %s; its stacks follow, then it is killed", core.name, hang)
-                core.process.send_signal(signal.SIGUSR1)
-                self._kill_at[pid] = now + _STACK_DUMP_SECONDS
 
     def _kill_everything(self) -> None:
         """Ends whatever is left and reaps it, adopted orphans too."""

@@ -1,9 +1,9 @@
 """The watchdog: tells an engine core that is hung from one that is busy or idle."""
 
 import dataclasses
-import time
 
 from pagelet.engine.core.heartbeat import CoreState, Heartbeat
+from pagelet.process.silence import Silence
 
 _LONGEST_TICK_SECONDS = 2.0
 
@@ -36,22 +36,16 @@ class Watchdog:
     def __init__(self, step_timeout: float) -> None:
         self._step_timeout = step_timeout
         self._seen: tuple[int, int, float] | None = None
-        self._stalled = 0.0
-        self._last_look = time.monotonic()
+        self._silence = Silence(_LONGEST_TICK_SECONDS)
 
     def look(self, beat: Heartbeat | None, now: float | None = None) -> Hang | None:
         """Takes the newest beat; call it about once a second. Returns the hang, if it is one."""
-        now = time.monotonic() if now is None else now
-        elapsed = min(now - self._last_look, _LONGEST_TICK_SECONDS)
-        self._last_look = now
         if beat is None or beat.state is not CoreState.READY or not beat.has_work:
-            self._seen, self._stalled = None, 0.0
+            self._seen = None
+            self._silence.look(True, now)
             return None
-        progress = (beat.pid, beat.step, beat.step_began)
-        if progress != self._seen:
-            self._seen, self._stalled = progress, 0.0
+        before, self._seen = self._seen, (beat.pid, beat.step, beat.step_began)
+        stalled = self._silence.look(self._seen != before, now)
+        if stalled < self._step_timeout:
             return None
-        self._stalled += elapsed
-        if self._stalled < self._step_timeout:
-            return None
-        return Hang(beat.step, beat.num_unfinished, self._stalled)
+        return Hang(beat.step, beat.num_unfinished, stalled)

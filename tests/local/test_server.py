@@ -54,3 +54,51 @@ async def test_one_for_which_nothing_is_left_is_started_when_there_is(
         (Phase.STOPPED, why[1]),
     ]
     assert server.restarts == 2
+
+
+async def test_one_that_falls_silent_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[tuple[int, str] | None] = [None, (200, ""), None, None, (200, ""), None]
+    lives: list[IdleProcess] = []
+    lives_again = asyncio.Event()
+
+    class SlowSilence:
+        seconds = 0.0
+
+        def look(self, heard: bool, now: float) -> float:
+            self.seconds = 0.0 if heard else self.seconds + 25
+            return self.seconds
+
+    async def start(*_: Any) -> IdleProcess:
+        lives.append(IdleProcess())
+        if len(lives) == 2:
+            lives_again.set()
+        return lives[-1]
+
+    async def get(*_: Any) -> tuple[int, str] | None:
+        return answers.pop(0) if answers else None
+
+    monkeypatch.setattr(module.Command, "start", start)
+    monkeypatch.setattr(module.probe, "get", get)
+    monkeypatch.setattr(module, "_STARTING_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(module, "Silence", SlowSilence)
+    server = Server(
+        "router",
+        [],
+        1,
+        RotatingLog(tmp_path / "router.log"),
+        environment={},
+        startup_seconds=60,
+        drain_seconds=1,
+        on_change=lambda: None,
+    )
+    server.begin()
+    async with asyncio.timeout(60):
+        await lives_again.wait()
+        assert lives[0].ends.is_set()
+        assert not answers, "a silence that ends is none"
+        server.kill()
+        await server.ended.wait()
+    assert server.restarts == 1

@@ -20,6 +20,10 @@ from pagelet.process.child import ParentLink
 config, parent = ParentLink.accept(int(sys.argv[-1]), dict)
 if config["do"] == "fail":
     parent.fail("block_size 7 is not one of 8, 16, 32")
+if config["do"] == "beat":
+    for _ in range(5000):
+        parent.beat()
+    open(config["file"], "w").close()
 if config["do"] == "ignore signals":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if config["do"] == "have a child":
@@ -66,6 +70,26 @@ def test_says_why_it_cannot_work(start: Callable[..., ChildProcess]) -> None:
     assert child.wait(60) == EXIT_CONFIGURATION
     assert child.failure == "block_size 7 is not one of 8, 16, 32"
     assert child.serving is None
+
+
+def test_a_parent_that_is_stopped_keeps_no_child_waiting(
+    start: Callable[..., ChildProcess], tmp_path: Path
+) -> None:
+    """More beats than fit between two processes: what does not is left out, never cut in two."""
+    went_on = tmp_path / "went on"
+    child = start(do="beat", file=str(went_on))
+    wait_for(went_on.exists)
+    wait_for(lambda: child.serving == "a model")
+    assert child.beats
+    assert child.has_beaten()
+    assert not child.has_beaten(), "none since"
+
+
+def test_one_that_does_not_beat_is_known_as_such(start: Callable[..., ChildProcess]) -> None:
+    child = start(do="serve")
+    wait_for(lambda: child.serving == "a model")
+    assert not child.beats
+    assert not child.has_beaten()
 
 
 def test_a_large_configuration_arrives(start: Callable[..., ChildProcess]) -> None:

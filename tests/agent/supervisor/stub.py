@@ -15,11 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-from pagelet.agent.supervisor import supervisor as supervisor_module
 from pagelet.agent.supervisor.managed import ManagedCore
 from pagelet.agent.supervisor.startup_view import StartupView
 from pagelet.agent.supervisor.supervisor import StartError, Supervisor
 from pagelet.engine.core.heartbeat import HeartbeatWriter
+from pagelet.process import managed
 from pagelet.process.child import ChildProcess, ParentLink
 from pagelet.process.listener import bind
 from pagelet.process.managed import Managed
@@ -89,14 +89,22 @@ def run_api(config: Config, parent: ParentLink) -> None:
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGQUIT, cut_off)
     parent.report_serving("stub")
+    threading.Thread(target=beat, args=(parent,), daemon=True).start()
     while True:
         connection, _ = listener.accept()
         busy.append(threading.Thread(target=answer, args=(connection,)))
         busy[-1].start()
 
 
+def beat(parent: ParentLink) -> None:
+    while True:
+        parent.beat()
+        time.sleep(0.5)
+
+
 def supervise(folder: str, **config: str) -> int:
-    supervisor_module._STACK_DUMP_SECONDS = 5.0  # a busy machine may take long to print
+    managed._STACK_DUMP_SECONDS = 5.0  # a busy machine may take long to print
+    managed.SILENT_SECONDS = float(config.get("silent", "60"))  # type: ignore[misc]
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     listener = bind("127.0.0.1", 0)
     heartbeat = f"{folder}/heartbeat"
@@ -109,11 +117,11 @@ def supervise(folder: str, **config: str) -> int:
     def start_core() -> ChildProcess:
         return ChildProcess([__file__, "core"], config)
 
+    step_timeout = float(config.get("step_timeout", "60"))
     supervisor = Supervisor(
         Managed("API server", start_api),
-        [ManagedCore("engine core 0", start_core, heartbeat)],
+        [ManagedCore("engine core 0", start_core, heartbeat, step_timeout)],
         drain_timeout=float(config.get("drain_timeout", "60")),
-        step_timeout=float(config.get("step_timeout", "60")),
         view=StartupView("http://127.0.0.1/v1"),
     )
     try:

@@ -170,9 +170,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     idle = Managed("API server", subprocess.Popen)
-    supervisor = Supervisor(
-        idle, [], drain_timeout=1.0, step_timeout=1.0, view=StartupView("http://here")
-    )
+    supervisor = Supervisor(idle, [], drain_timeout=1.0, view=StartupView("http://here"))
     for now[0] in (100.0, 100.1, 100.4):
         supervisor._handle_signal(signal.SIGINT)
     assert "stopping at once" not in caplog.text
@@ -220,6 +218,17 @@ def test_a_hung_step_is_named_and_killed(tree: Callable[..., Tree]) -> None:
     assert running.said("with 2 unfinished requests")
     assert running.said("in hung_step")  # the stack dump
     assert not is_alive(core)
+
+
+def test_an_api_process_that_is_stopped_is_replaced(tree: Callable[..., Tree]) -> None:
+    running = tree(silent="5").wait_ready()
+    first = running.ask()
+    os.kill(first, signal.SIGSTOP)
+    wait_for(lambda: len(running.starts("api")) >= 2)
+    assert running.said("API server is hung: no sign of life for")
+    assert not is_alive(first)
+    assert running.ask() != first
+    assert len(running.starts("core")) == 1
 
 
 def test_orphans_are_adopted_and_reaped(tree: Callable[..., Tree]) -> None:

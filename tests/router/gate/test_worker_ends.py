@@ -10,7 +10,7 @@ import threading
 import httpx
 import pytest
 
-from support.fleet import MODEL, replica, router, running
+from support.fleet import IMPATIENT, MODEL, replica, router, running
 from support.processes import wait_for
 
 WORKERS = 3
@@ -22,7 +22,8 @@ def gate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("router")
     with running(replica(folder / "replica.log")) as backend:
         config = {"models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}]}
-        with running(router(folder / "log", config, "--workers", str(WORKERS))) as server:
+        workers = ("--workers", str(WORKERS))
+        with running(router(folder / "log", config, *workers, program=IMPATIENT)) as server:
             wait_for(lambda: "routing at" in server.log)
             yield server
 
@@ -112,3 +113,13 @@ def test_after_a_worker_was_killed_new_requests_go_to_the_others(gate):
     assert {answer.status_code for answer in answers} == {200}
     wait_until_replaced(gate, killed)
     assert before - set(gate.processes(SERVE)) == {killed}
+
+
+def test_a_worker_that_is_stopped_is_replaced(gate):
+    stopped = min(gate.processes(SERVE))
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(lambda: stopped not in gate.processes(SERVE))
+    assert "is hung: no sign of life for" in gate.log
+    wait_for(lambda: len(gate.processes(SERVE)) == WORKERS)
+    answers = [httpx.post(f"{gate.url}/v1/completions", json=body(), timeout=60) for _ in range(20)]
+    assert {answer.status_code for answer in answers} == {200}
