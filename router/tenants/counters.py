@@ -68,7 +68,8 @@ class CounterTable:
         digest = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()[:_DIGEST_BYTES]
         with self._locked():
             offset = self._find(digest, now)
-            _, requests, tokens, updated, expires, *columns = self._row.unpack_from(
+            # Of a row that is shared the owner stays who it is, or it would lose what it used.
+            owner, requests, tokens, updated, expires, *columns = self._row.unpack_from(
                 self._memory, offset
             )
             in_flight = sum(columns)
@@ -78,7 +79,7 @@ class CounterTable:
             self._row.pack_into(
                 self._memory,
                 offset,
-                digest,
+                owner,
                 usage.requests,
                 usage.tokens,
                 usage.updated,

@@ -226,6 +226,30 @@ def test_rows_are_reused_once_nothing_of_them_counts(monkeypatch):
     table.close()
 
 
+def test_a_tenant_whose_row_another_shares_keeps_its_own(monkeypatch):
+    monkeypatch.setattr("pagelet.router.tenants.counters._NUM_ROWS", 8)
+    monkeypatch.setattr("pagelet.router.tenants.counters._PROBES", 2)
+    table = CounterTable()
+    limiter = Limiter(table)
+    full = [tenant(f"t{number}", concurrency=1) for number in range(50)]
+    grants = {}
+    for each in full:
+        grants[each.name] = grant = limiter.open(each, now=0)
+        try:
+            grant.reserve(1, 0, 1, now=0)
+        except ApiError:  # it shares a row that is taken
+            del grants[each.name]
+    assert 0 < len(grants) <= 8
+    for name in grants:
+        refusal(limiter.open(tenant(name, concurrency=1), now=0).reserve, 1, 0, 1, now=0)
+    for grant in grants.values():
+        grant.close(now=0)
+    for each in full:
+        with table.usage(each.name, 0) as usage:
+            assert usage.in_flight == 0
+    table.close()
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
