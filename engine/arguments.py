@@ -15,6 +15,8 @@ from pagelet.protocol.errors import InvalidRequest
 from pagelet.protocol.structured import Thinking
 
 Prompt = str | Sequence[int]
+Conversation = list[dict[str, Any]]
+"""Messages, each with a `role` and its `content`, as in OpenAI's API."""
 
 _SHOWN: Final = 80
 """Characters of a wrong value in its error."""
@@ -30,6 +32,25 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     if items and _is_integer(items[0]):
         items = [items]
     return [each if isinstance(each, str) else _prompt_ids(each) for each in items]
+
+
+def listed_conversations(
+    messages: Conversation | Sequence[Conversation],
+) -> tuple[list[Conversation], bool]:
+    """One conversation or several, and whether it is one. Raises InvalidRequest."""
+    items = _items(messages)
+    if items is not None and all(isinstance(item, dict) for item in items):
+        return [items], True
+    listed = [_items(item) for item in items or ()]
+    conversations = [each for each in listed if each and all(isinstance(m, dict) for m in each)]
+    if items is None or len(conversations) < len(listed):
+        raise _wrong(
+            "messages",
+            messages,
+            "a conversation, which is a list of {'role': ..., 'content': ...}, or a list of such "
+            "conversations",
+        )
+    return conversations, False
 
 
 def listed_sampling(

@@ -7,17 +7,19 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Self, overload
 
 import msgspec
 import numpy as np
 
 from pagelet.engine.adapters import AdapterRegistry
 from pagelet.engine.arguments import (
+    Conversation,
     Prompt,
     checked_number,
     checked_sampling,
     listed_adapters,
+    listed_conversations,
     listed_prompts,
     listed_sampling,
 )
@@ -47,7 +49,7 @@ DEFAULT_MAX_TOKENS = 16
 """Of an answer to a raw prompt, as in OpenAI's completions and vLLM's `LLM`; a conversation's
 answer may fill the context."""
 _CHAT_ARGUMENTS: Final = (
-    *("messages", "sampling", "adapter"),
+    *("messages", "sampling", "adapter", "progress"),
     *("tools", "add_generation_prompt", "continue_final_message"),
 )
 """What `LLM.chat` takes for any template."""
@@ -188,35 +190,64 @@ class LLM:
             )
         return completions
 
-    @names_arguments
+    @overload
     def chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: Conversation,
         sampling: RequestedSampling | None = None,
         *,
         adapter: str | None = None,
+        progress: bool = True,
         **template_kwargs: Any,
-    ) -> Completion:
-        """Answers a conversation by the model's chat template, whose variables, `tools` and
-        `continue_final_message` may be given by name. Raises `InvalidRequest` for what is no
-        conversation, or one that cannot be served."""
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling: RequestedSampling | Sequence[RequestedSampling] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
+        progress: bool = True,
+        **template_kwargs: Any,
+    ) -> list[Completion]: ...
+
+    @names_arguments
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling: RequestedSampling | Sequence[RequestedSampling] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
+        progress: bool = True,
+        **template_kwargs: Any,
+    ) -> Completion | list[Completion]:
+        """Answers a conversation, or several, all batched together, by the model's chat template,
+        whose variables, `tools` and `continue_final_message` may be given by name.
+
+        `sampling` and `adapter` are one for all or one a conversation. Raises `InvalidRequest`
+        before anything runs for what is no conversation, or one that cannot be served.
+        """
         self._check_open()
-        if not isinstance(messages, Sequence) or not all(
-            isinstance(message, dict) for message in messages
-        ):
-            raise InvalidRequest(
-                "messages is one conversation, a list of {'role': ..., 'content': ...}; call chat "
-                "once for each conversation",
-                "messages",
-            )
+        listed, is_one = listed_conversations(messages)
         template = self.processor.prompts.chat_template
         if template is not None:
             known = [*_CHAT_ARGUMENTS, *sorted(template.variables)]
             for name in template_kwargs:
                 if name not in known:
                     raise unknown_argument("chat", name, known)
-        token_ids = self.processor.prompts.encode_chat(messages, **template_kwargs)
-        return self._generate([token_ids], sampling, None, adapter, progress=False)[0]
+        prompts = []
+        for number, conversation in enumerate(listed):
+            try:
+                prompts.append(self.processor.prompts.encode_chat(conversation, **template_kwargs))
+            except InvalidRequest as error:
+                if is_one:
+                    raise
+                words = f"conversation {number}: {error}"
+                raise InvalidRequest(words, error.param, error.code) from error
+        bar = progress and not is_one
+        completions = self._generate(prompts, sampling, None, adapter, progress=bar)
+        return completions[0] if is_one else completions
 
     @names_arguments
     def beam_search(

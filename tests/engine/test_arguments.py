@@ -180,9 +180,13 @@ def test_other_arguments_are_named_too(llm: LLM) -> None:
         assert error.value.param == "adapter"
     with pytest.raises(InvalidRequest, match="length_penalty must be a number; got 'x'"):
         llm.beam_search("a", length_penalty="x")  # type: ignore[arg-type]
-    for messages in (5, "Hi", [5], None):
-        with pytest.raises(InvalidRequest, match="messages is one conversation"):
-            llm.chat(messages)  # type: ignore[arg-type]
+    hello = {"role": "user", "content": "Hi"}
+    for messages in (5, "Hi", [5], None, hello, [hello, [hello]], [[hello], []], [[hello], "Hi"]):
+        with pytest.raises(
+            InvalidRequest, match="messages must be a conversation, which is"
+        ) as told:
+            llm.chat(messages)  # type: ignore[call-overload]
+        assert told.value.param == "messages"
 
 
 METHODS = ("generate", "beam_search", "embed")
@@ -199,7 +203,8 @@ METHODS = ("generate", "beam_search", "embed")
         (("embed",), "sampling_params", r"'sampling_params'; it takes prompts, adapter, progress$"),
         (("beam_search",), "beam_width", "it is n of 'sampling'"),
         (("chat",), "sampling_params", "it is 'sampling' here"),
-        (("chat",), "unknown", "it takes messages, sampling, adapter, tools, .*, flavour"),
+        (("chat",), "use_tqdm", "it is 'progress' here"),
+        (("chat",), "unknown", "it takes messages, sampling, adapter, progress, tools, .*flavour"),
         (("chat",), "flavor", "did you mean 'flavour'"),
         (("chat",), "chat_template_kwargs", "give its entries as arguments"),
     ],

@@ -1,5 +1,6 @@
 """The engine as a library."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,10 +101,23 @@ def test_guesses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(completion.outputs[0].token_ids) == steps + drafting.num_accepted
 
 
-def test_several_conversations_at_once_are_refused_in_words(llm: LLM) -> None:
-    conversation = [{"role": "user", "content": "Hi"}]
-    with pytest.raises(InvalidRequest, match="call chat once for each conversation"):
-        llm.chat([conversation, conversation])  # type: ignore[list-item]
+def test_several_conversations_are_answered_together(llm: LLM) -> None:
+    conversations = [
+        [{"role": "user", "content": "Hi"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}],
+    ]
+    sampling = [RequestedSampling(max_tokens=tokens, seed=1) for tokens in (3, 5)]
+    answers = llm.chat(conversations, sampling, progress=False)
+    alone = [llm.chat(*each) for each in zip(conversations, sampling, strict=True)]
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [3, 5]
+    assert [dataclasses.replace(answer, num_cached_tokens=0) for answer in answers] == [
+        dataclasses.replace(answer, num_cached_tokens=0) for answer in alone
+    ]
+    with pytest.raises(InvalidRequest, match=r"^conversation 1: .*content") as error:
+        llm.chat([conversations[0], [{"role": "user", "content": 5}]])
+    assert error.value.param == "messages"
+    with pytest.raises(InvalidRequest, match="2 prompts but 1 sampling"):
+        llm.chat(conversations, sampling[:1])
 
 
 def test_token_ids_and_parameters_for_each_prompt(llm: LLM) -> None:
