@@ -45,7 +45,10 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
     llm = await AsyncLLM.connect(
         options, launch.socket_paths, launch.heartbeat_paths, metrics, settings.step_timeout
     )
-    app = create_app(llm, settings, metrics)
+    try:
+        app = create_app(llm, settings, metrics)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--api-key-file {settings.api_key_file}: {error}") from error
     server = HTTPServer(app)
     report = loop.create_task(_report_serving(server, llm, link))
     beating = loop.create_task(_keep_beating(report, link))

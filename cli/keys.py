@@ -19,6 +19,8 @@ app = typer.Typer(
     help="Make, list and revoke API keys of a router's tenants.",
 )
 
+_MOST_DAYS = 36_500
+
 FileOption = Annotated[
     Path,
     typer.Option(
@@ -58,7 +60,7 @@ def new(
     note: Annotated[str, typer.Option(help="For people: who uses it, and where.")] = "",
     days: Annotated[
         float | None,
-        typer.Option(min=0, help="It expires after so many days. [default: never]"),
+        typer.Option(min=0, max=_MOST_DAYS, help="It expires after so many days. [default: never]"),
     ] = None,
     admin: Annotated[
         bool, typer.Option("--admin", help="The tenant may see others' requests explained.")

@@ -186,7 +186,7 @@ def _path(name: str | None) -> Path | None:
 def _authorization(key_file: Path | None) -> Headers:
     if key_file is None:
         return []
-    key = key_file.read_text(encoding="utf-8").strip()
-    if len(key.split()) != 1:
+    key = key_file.read_text(encoding="utf-8", errors="replace").strip()
+    if len(key.split()) != 1 or not key.isascii():
         raise ValueError(f"{key_file}: put one key there, which replicas take, and nothing else")
     return [(b"authorization", b"Bearer " + key.encode())]

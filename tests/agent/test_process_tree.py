@@ -421,6 +421,15 @@ def test_a_model_that_is_not_there(serve: Callable[..., Served]) -> None:
     server.assert_nothing_left()
 
 
+def test_a_file_of_keys_that_is_no_text(serve: Callable[..., Served], tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xff")
+    server = serve(*SIMULATED, "--api-key-file", str(file))
+    assert server.supervisor.wait(60) == 78
+    assert server.log.splitlines()[-1].startswith(f"Error: --api-key-file {file}: 'utf-8' codec")
+    server.assert_nothing_left()
+
+
 def test_a_port_in_use(serve: Callable[..., Served]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -115,10 +115,10 @@ async def test_a_path_that_leads_elsewhere_reaches_no_replica(routed, tail) -> N
         assert not replica.asked
 
 
-@pytest.mark.parametrize("text", ["", "\n", "one\ntwo\n", "# one\nkey"])
-def test_a_file_without_one_key_for_replicas_is_refused(tmp_path, text) -> None:
+@pytest.mark.parametrize("data", [b"", b"\n", b"one\ntwo\n", b"# one\nkey", b"\xff", b"\xc3\xa4"])
+def test_a_file_without_one_key_for_replicas_is_refused(tmp_path, data) -> None:
     file = tmp_path / "key"
-    file.write_text(text)
+    file.write_bytes(data)
     config = RouterConfig(models=[], replica_api_key_file=str(file))
     counters = CounterTable()
     with contextlib.closing(counters), pytest.raises(ValueError, match="put one key there"):

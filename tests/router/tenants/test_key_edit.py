@@ -20,6 +20,13 @@ def run(*arguments, fails=False):
     return result.output.strip()
 
 
+@pytest.mark.parametrize("days", ["1e12", "inf", "-1", "nan"])
+def test_a_key_expires_within_a_time_that_there_is(tmp_path, days):
+    file = tmp_path / "keys.yaml"
+    assert "--days" in run("new", "acme", "--file", file, "--days", days, fails=True)
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("name", ["keys.yaml", "keys.json", "keys"])
 def test_a_key_is_printed_once_and_works_until_it_is_revoked(tmp_path, name):
     file = tmp_path / "new" / name
