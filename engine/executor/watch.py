@@ -10,6 +10,8 @@ from pagelet.engine.executor.progress import COMPUTING, IDLE
 from pagelet.engine.executor.topology import RankPlace
 
 BEAT_SECONDS = 0.5
+_HEARD_SECONDS = 2 * BEAT_SECONDS
+"""Since the last heartbeat of a process that runs."""
 _STOPPED_SECONDS = 3.0
 """How long a process that is stopped is waited for."""
 _SILENT_SECONDS = 60.0
@@ -24,7 +26,7 @@ _NETWORK_DEADLOCK_SECONDS = 30.0
 class _Seen:
     heard: float
     since: float
-    """When it came into its state, as far as was heard."""
+    """When it came into its state, as far as was heard, or was heard again in it."""
     state: str = COMPUTING
     changes: int = 0
 
@@ -52,10 +54,11 @@ class RankWatch:
 
     def beat(self, rank: int, state: str, changes: int) -> None:
         """A rank's heartbeat came in; see `Progress`."""
-        seen = self._seen[rank]
-        seen.heard = self._clock()
-        if (state, changes) != (seen.state, seen.changes):
-            seen.state, seen.changes, seen.since = state, changes, seen.heard
+        seen, now = self._seen[rank], self._clock()
+        # One that was silent may not have run meanwhile: it has not waited for anybody as long.
+        if (state, changes) != (seen.state, seen.changes) or now - seen.heard > _HEARD_SECONDS:
+            seen.state, seen.changes, seen.since = state, changes, now
+        seen.heard = now
 
     def fault(self) -> str | None:
         """Which rank hangs, and how it shows; None if none does."""
@@ -79,7 +82,7 @@ class RankWatch:
         waiting = [seen for seen in self._seen if seen.state not in (COMPUTING, IDLE)]
         stuck = bool(waiting) and all(
             seen.state != COMPUTING
-            and now - seen.heard < 2 * BEAT_SECONDS
+            and now - seen.heard < _HEARD_SECONDS
             and now - seen.since > self._deadlock_seconds
             for seen in self._seen
         )

@@ -94,6 +94,18 @@ def test_a_network_may_take_longer() -> None:
     assert ranks.run(20)[1] is not None
 
 
+@pytest.mark.parametrize("paused", [{1}, {0, 1, 2, 3}], ids=["a rank", "all"])
+def test_who_did_not_run_has_not_waited(ranks: Ranks, paused: set[int]) -> None:
+    """Such as a container that was frozen: what the ranks wait for comes once it runs again."""
+    ranks.states = [("all_reduce", 3)] * 4
+    ranks.run(2)
+    ranks.silent = paused
+    assert ranks.run(10) == (10, None)
+    ranks.silent = set()
+    assert ranks.run(3) == (3, None)
+    assert ranks.run(2)[1] is not None, "it is a deadlock all the same"
+
+
 def test_waits_that_end_are_no_deadlock(ranks: Ranks) -> None:
     """Seen from outside a rank may always be in the same state, and still get on."""
     for changes in range(100):
