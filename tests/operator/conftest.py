@@ -25,9 +25,11 @@ async def api(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     """The cluster, which has our kind."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane))
     api = Api(lambda: kopf.login_with_kubeconfig(settings=kopf.OperatorSettings()))
-    await api.install(custom_resource_definition())
-    yield api
-    await api.close()
+    try:
+        await api.install(custom_resource_definition())
+        yield api
+    finally:
+        await api.close()
 
 
 @pytest.fixture
