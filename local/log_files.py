@@ -150,7 +150,8 @@ def read_last(path: Path, count: int) -> list[str]:
     for file in files_of(path)[:2]:
         if len(lines) < count and (opened := _open(file)) is not None:
             with opened, _reading(file):
-                lines = opened.read().splitlines()[-(count - len(lines)) :] + lines
+                all_lines = [line.rstrip("\n") for line in opened]
+                lines = all_lines[-(count - len(lines)) :] + lines
     return lines[-count:] if count else []
 
 
@@ -213,7 +214,7 @@ class Follower:
 def _open(path: Path) -> IO[str] | None:
     """None if it is gone meanwhile."""
     with _reading(path), contextlib.suppress(FileNotFoundError):
-        return path.open(errors="replace")
+        return path.open(encoding="utf-8", errors="replace")
     return None
 
 

@@ -26,6 +26,7 @@ def test_output_in_any_pieces_is_the_same_log(
     expected = text if not text or text.endswith("\n") else text + "\n"
     assert path.read_bytes().decode() == expected
     assert log.tail == expected.split("\n")[:-1]
+    assert read_last(path, 30) == log.tail
 
 
 def test_a_line_without_an_end_is_not_kept_in_memory(tmp_path: Path) -> None:
