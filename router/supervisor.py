@@ -148,14 +148,16 @@ class _Supervisor:
             if self._drain_began is not None:
                 self._exit_code = self._exit_code or (1 if returncode else 0)
                 log.info(ended)
-            elif returncode == EXIT_CONFIGURATION:
+            elif returncode == EXIT_CONFIGURATION and not self._announced:
                 raise _Ended(failure or ended, EXIT_CONFIGURATION)
             elif returncode == 0:  # somebody told it alone to end
                 log.info("%s; starting another", ended)
                 worker.restart_at = time.monotonic()
-            elif (delay := worker.record_failure()) is None:
-                raise _Ended(f"{ended}, {worker.failures} times in a row", 1)
-            else:
+            else:  # what has worked as it is configured may again: a file may be away for a while
+                delay = worker.record_failure()
+                ended = f"{ended}: {failure}" if failure else ended
+                if delay is None:
+                    raise _Ended(f"{ended}, {worker.failures} times in a row", 1)
                 log.error("%s; %s", ended, starting_again(delay, worker.failures))
 
     def _tick(self) -> None:

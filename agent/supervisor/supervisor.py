@@ -196,10 +196,11 @@ class Supervisor:
                 self._stop_cores()
             else:
                 log.error("%s while draining: its requests are lost", ended)
-        elif returncode == EXIT_CONFIGURATION:
+        elif returncode == EXIT_CONFIGURATION and not self._announced:
             raise StartError(failure or f"{ended}; its log above says why", EXIT_CONFIGURATION)
-        else:
+        else:  # what has worked as it is configured may again: a folder may be away for a while
             delay = managed.record_failure()
+            ended = f"{ended}: {failure}" if failure else ended
             if delay is None:
                 raise StartError(
                     f"{ended}, {managed.failures} times in a row; its log above says why", 1

@@ -36,6 +36,8 @@ def run_core(config: Config, parent: ParentLink) -> None:
     note_start(config, "core")
     writer = HeartbeatWriter(config["heartbeat"])
     writer.stage("loading weights 45%")
+    if (Path(config["folder"]) / "model is away").exists():
+        parent.fail("the model is away")
     match config.get("core"):
         case "cannot work":
             parent.fail("--block-size 7: use 8, 16 or 32")

@@ -131,6 +131,18 @@ def test_a_configuration_that_cannot_work_is_not_tried_again(tree: Callable[...,
     running.assert_nothing_left()
 
 
+def test_what_has_worked_waits_for_its_model(tree: Callable[..., Tree]) -> None:
+    running = tree().wait_ready()
+    away = running.folder / "model is away"
+    away.touch()
+    os.kill(running.starts("core")[0], signal.SIGKILL)
+    told = "engine core 0 ended with exit code 78: the model is away; starting it again in 1 s"
+    wait_for(lambda: running.said(told))
+    away.unlink()
+    wait_for(lambda: running.said("engine core 0 serves again"))
+    assert running.starts("api") == [running.ask()]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains(tree: Callable[..., Tree], number: signal.Signals) -> None:
     running = tree().wait_ready()

@@ -18,10 +18,20 @@ SERVE = "pagelet.router.serve"
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory):
+def replica_key(tmp_path_factory):
+    file = tmp_path_factory.mktemp("keys") / "replica"
+    file.write_text("a-key")
+    return file
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory, replica_key):
     folder = tmp_path_factory.mktemp("router")
     with running(replica(folder / "replica.log")) as backend:
-        config = {"models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}]}
+        config = {
+            "models": [{"name": MODEL, "pools": [{"replicas": [backend.url]}]}],
+            "replica_api_key_file": str(replica_key),
+        }
         workers = ("--workers", str(WORKERS))
         with running(router(folder / "log", config, *workers, program=IMPATIENT)) as server:
             wait_for(lambda: "routing at" in server.log)
@@ -123,3 +133,14 @@ def test_a_worker_that_is_stopped_is_replaced(gate):
     wait_for(lambda: len(gate.processes(SERVE)) == WORKERS)
     answers = [httpx.post(f"{gate.url}/v1/completions", json=body(), timeout=60) for _ in range(20)]
     assert {answer.status_code for answer in answers} == {200}
+
+
+def test_a_worker_that_finds_a_file_away_is_tried_again(gate, replica_key):
+    away = replica_key.rename(replica_key.with_suffix(".away"))
+    before = gate.log.count("exit code 78")
+    killed = min(gate.processes(SERVE))
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: gate.log.count("exit code 78") > before)
+    assert httpx.post(f"{gate.url}/v1/completions", json=body(), timeout=60).status_code == 200
+    away.rename(replica_key)
+    wait_until_replaced(gate, killed)
