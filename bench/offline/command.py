@@ -32,7 +32,7 @@ def engine(
         typer.Option(min=1, help="Requests at once; give it again for more. [default: 1, 4, 16]"),
     ] = None,
     prompt_len: Annotated[int, typer.Option(min=2, help="Tokens a prompt.")] = 256,
-    decode_steps: Annotated[int, typer.Option(min=1, help="Steps of decoding to measure.")] = 64,
+    decode_steps: Annotated[int, typer.Option(min=1, help="Steps of decoding to measure.")] = 160,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")
     ] = None,
@@ -40,7 +40,8 @@ def engine(
     """Prefill and decode of the engine alone, beside what this machine can do at best.
 
     GB/s are the bytes that a step must read at least (each weight once, and the KV cache) over
-    its time; GFLOP/s likewise. Other work on the machine makes every figure worse.
+    its time; GFLOP/s likewise. Other work on the machine makes every figure worse; the share of
+    the read rate is measured in turns with it, so that it changes little.
     """
     # Imported here since torch takes seconds, which other commands need not wait for.
     from pagelet.bench.offline.limits import measure_limits

@@ -1,8 +1,9 @@
 """What this machine can do at best: bytes read from memory, and multiplications."""
 
 import dataclasses
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -29,9 +30,9 @@ class MachineLimits:
 
 
 def measure_limits(device: torch.device, progress: Progress) -> MachineLimits:
-    """Takes some seconds. The best of many runs counts, since other load only slows them."""
+    """Takes some seconds. The best of many products counts, since other load only slows them."""
     progress("measuring how fast this machine reads memory")
-    read_bytes = _read_rate(device)
+    read_bytes = ReadMeter(device).rate(_SECONDS)
     flops = {}
     for name, dtype in (
         ("float32", torch.float32),
@@ -45,17 +46,27 @@ def measure_limits(device: torch.device, progress: Progress) -> MachineLimits:
     return MachineLimits(read_bytes, flops)
 
 
-def _read_rate(device: torch.device) -> float:
-    if device.type == "cpu":
-        try:
-            from pagelet.kernels.cpu.bench import read_bandwidth
+class ReadMeter:
+    """Reads memory that is in no cache, with all cores, again and again."""
 
-            return read_bandwidth(_SECONDS)
-        except UnavailableError:
-            pass  # torch's sum is close to it, but for the size of memory pages
-    num_bytes = _READ_BYTES[device.type]
-    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    return num_bytes / best_seconds(lambda: data.sum(), device)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._read: Callable[[], object]
+        if device.type == "cpu":
+            try:
+                from pagelet.kernels.cpu.bench import Reader
+
+                self._num_bytes, self._read = Reader.NUM_BYTES, Reader().read
+                return
+            except UnavailableError:
+                pass  # torch's sum is close to it, but for the size of memory pages
+        self._num_bytes = _READ_BYTES[device.type]
+        data = torch.ones(self._num_bytes // 4, dtype=torch.float32, device=device)
+        self._read = data.sum
+
+    def rate(self, seconds: float = 0.1) -> float:
+        """Bytes a second, of the median pass: as a step reads, which cannot choose its moment."""
+        return self._num_bytes / statistics.median(run_seconds(self._read, self._device, seconds))
 
 
 def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float | None:
@@ -81,14 +92,19 @@ def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float | None:
 
 def best_seconds(function: Callable[[], object], device: torch.device) -> float:
     """The shortest of the runs that fit in half a second, of at least five."""
-    best = float("inf")
-    end = time.perf_counter() + _SECONDS
+    return min(run_seconds(function, device, _SECONDS))
+
+
+def run_seconds(
+    function: Callable[[], object], device: torch.device, seconds: float
+) -> Iterator[float]:
+    """Of each run that fits in a time, and of at least five."""
+    end = time.perf_counter() + seconds
     runs = 0
     while runs < 5 or time.perf_counter() < end:
         begin = time.perf_counter()
         function()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - begin)
+        yield time.perf_counter() - begin
         runs += 1
-    return best

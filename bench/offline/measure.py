@@ -7,13 +7,14 @@ import gc
 import itertools
 import math
 import random
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
 
-from pagelet.bench.offline.limits import MachineLimits
+from pagelet.bench.offline.limits import MachineLimits, ReadMeter
 from pagelet.bench.offline.model_cost import ModelCost
 from pagelet.bench.progress import Progress
 from pagelet.engine.core.build import build_core
@@ -29,6 +30,7 @@ from pagelet.protocol.sampling import SamplingParams
 
 _BLOCK_SIZE: Final = 16
 _WARM_UP_STEPS = 3
+_TURNS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Sizes:
 
     batches: Sequence[int] = (1, 4, 16)
     prompt_len: int = 256
-    decode_steps: int = 64
+    decode_steps: int = 160
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or self.prompt_len < 2:
@@ -90,24 +92,31 @@ def model_cost(options: EngineOptions) -> tuple[ModelCost, torch.device]:
     device = choose_device(options.device)
     dtype = choose_dtype(options.model, config.checkpoint_dtype, device)
     kind: str | None = options.model.quantization
+    head: str | None = kind
     if kind == "auto":
         kept = device.type == "cpu" and options.model.load_format != "dummy"
-        kind = _kept_kind(files) if kept else None
-    if kind is None or kind == "none":
-        kind = str(dtype).removeprefix("torch.")
-    return ModelCost(config, kind, 8 * dtype.itemsize), device
+        kind, head = _kept_kinds(files) if kept else (None, None)
+    elif kind in ("int8", "int4"):  # as the engine chooses: few bits would harm the head most
+        head = "int8" if device.type == "cpu" else None
+    floats = str(dtype).removeprefix("torch.")
+    kind, head = (floats if found in (None, "none") else found for found in (kind, head))
+    return ModelCost(config, kind, 8 * dtype.itemsize, head), device
 
 
-def _kept_kind(files: ModelFiles) -> str | None:
-    """Of most of the layers' weights that the file has quantised; None if it has floats."""
+def _kept_kinds(files: ModelFiles) -> tuple[str | None, str | None]:
+    """Of most of the layers' weights that the file has quantised, and of the head's, which may be
+    the embedding; None for floats."""
     if files.format != "gguf":
-        return None
+        return None, None
     elements: collections.Counter[str | None] = collections.Counter()
+    tables = {}
     for path in files.weight_files():
         for tensor in GGUFFile(path).tensors.values():
             if tensor.name.startswith("blk."):
                 elements[_kind(tensor.ggml_type)] += math.prod(tensor.shape)
-    return elements.most_common(1)[0][0]
+            tables[tensor.name] = _kind(tensor.ggml_type)
+    head = tables.get("output.weight", tables["token_embd.weight"])
+    return elements.most_common(1)[0][0], head
 
 
 def _kind(ggml_type: GGMLType) -> str | None:
@@ -129,11 +138,17 @@ def measure(
     Raises `ConfigurationError` if the model cannot be loaded so.
     """
     with contextlib.closing(build_core(options, progress)) as core:
-        yield from measure_core(core, sizes, cost, limits, progress)
+        meter = ReadMeter(choose_device(options.device))
+        yield from measure_core(core, sizes, cost, limits, progress, meter)
 
 
 def measure_core(
-    core: EngineCore, sizes: Sizes, cost: ModelCost, limits: MachineLimits, progress: Progress
+    core: EngineCore,
+    sizes: Sizes,
+    cost: ModelCost,
+    limits: MachineLimits,
+    progress: Progress,
+    meter: ReadMeter,
 ) -> Iterator[Measured]:
     """As `measure`, of an engine core that has loaded its model."""
     gemm = limits.gemm(cost.kind)
@@ -153,7 +168,7 @@ def measure_core(
             gemm and flops / gemm,
         )
         progress(f"decode of {batch}")
-        seconds = source.decode(batch, sizes.prompt_len, sizes.decode_steps)
+        seconds, possible = source.decode(batch, sizes.prompt_len, sizes.decode_steps, meter.rate)
         context = sizes.prompt_len + _WARM_UP_STEPS + sizes.decode_steps // 2
         flops = cost.decode_flops(batch, context) / seconds
         read = cost.decode_bytes(batch, context) / seconds
@@ -165,7 +180,7 @@ def measure_core(
             flops,
             gemm and flops / gemm,
             read,
-            read / limits.read_bytes,
+            cost.decode_bytes(batch, context) / possible,
         )
 
 
@@ -187,24 +202,33 @@ class _Requests:
                 self._core.step()
             return time.perf_counter() - begin
 
-    def decode(self, batch: int, prompt_len: int, num_steps: int) -> float:
-        """Seconds a step, on average over `num_steps`, in which every request gets a token."""
+    def decode(
+        self, batch: int, prompt_len: int, num_steps: int, read_rate: Callable[[], float]
+    ) -> tuple[float, float]:
+        """Seconds a step, on average over `num_steps`, in which every request gets a token; and the
+        bytes that memory gave in the time of a step. What memory gives changes with other work on
+        the host from second to second: the two are measured in turns, and the median counts."""
         self._add(batch, prompt_len, num_steps + 2 * _WARM_UP_STEPS + 2)
         started: set[int] = set()
         while len(started) < batch:
             started.update(output.request_id for output in self._core.step().outputs)
         for _ in range(_WARM_UP_STEPS):
             self._core.step()
-        with _quiet():
-            begin = time.perf_counter()
-            tokens = 0
-            for _ in range(num_steps):
-                tokens += sum(len(out.new_token_ids) for out in self._core.step().outputs)
-            seconds = time.perf_counter() - begin
+        turns, given = [], []
+        for steps in _turns(num_steps):
+            rate = read_rate()
+            with _quiet():
+                begin = time.perf_counter()
+                tokens = 0
+                for _ in range(steps):
+                    tokens += sum(len(out.new_token_ids) for out in self._core.step().outputs)
+                seconds = (time.perf_counter() - begin) * batch / tokens
+            turns += [seconds] * steps
+            given.append(rate * seconds)
         self._core.abort_all()
         while self._core.has_work:
             self._core.step()
-        return seconds * batch / tokens
+        return statistics.fmean(turns), statistics.median(given)
 
     def _add(self, batch: int, prompt_len: int, max_tokens: int) -> None:
         for _ in range(batch):
@@ -219,6 +243,12 @@ class _Requests:
                     arrival_time=time.monotonic(),
                 )
             )
+
+
+def _turns(num_steps: int) -> list[int]:
+    """Steps in each turn, of at most five."""
+    turns = min(_TURNS, num_steps)
+    return [num_steps * (turn + 1) // turns - num_steps * turn // turns for turn in range(turns)]
 
 
 @contextlib.contextmanager

@@ -18,20 +18,20 @@ BITS = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelCost:
-    """`kind` is the type of the linear layers' weights, a key of `BITS`; `kv_bits` of a number in
-    the KV cache."""
+    """`kind` is the type of the linear layers' weights, a key of `BITS`, and `head_kind` of the
+    vocabulary's, if it is another; `kv_bits` of a number in the KV cache."""
 
     config: ModelConfig
     kind: str
     kv_bits: float
+    head_kind: str | None = None
 
     def decode_bytes(self, batch: int, context: int) -> float:
         """Read by a step of `batch` requests with `context` tokens each: every weight once, and
         the keys and values of every request."""
-        weights = self._weights(batch) * BITS[self.kind] / 8
         config = self.config
         per_token = 2 * config.num_kv_heads * config.head_dim * self.kv_bits / 8
-        return weights + batch * per_token * self._attended(context)
+        return self._bytes(batch) + batch * per_token * self._attended(context)
 
     def decode_flops(self, batch: int, context: int) -> float:
         """Of a step of `batch` requests with `context` tokens each."""
@@ -61,7 +61,7 @@ class ModelCost:
     def weight_bytes(self) -> float:
         """In memory: every expert, and an embedding that is not the head."""
         table = 0 if self.config.tie_word_embeddings else self._vocabulary() * 2
-        return self._weights(1 << 30) * BITS[self.kind] / 8 + table
+        return self._bytes(1 << 30) + table
 
     def attended(self, context: float) -> float:
         """Tokens that one token attends to, on average over the layers."""
@@ -83,6 +83,11 @@ class ModelCost:
         config = self.config
         heads = 2 * config.num_heads + 2 * config.num_kv_heads  # query and output, key and value
         return config.hidden_size * config.head_dim * heads
+
+    def _bytes(self, batch: int) -> float:
+        """Of the weights that `batch` tokens need."""
+        layers = (self._weights(batch) - self._vocabulary()) * BITS[self.kind]
+        return (layers + self._vocabulary() * BITS[self.head_kind or self.kind]) / 8
 
     def _active_weights(self) -> float:
         """Multiplied for one token."""

