@@ -56,18 +56,18 @@ void store_scale(float value, bool wide, uint8_t* out, int64_t lane) {
   }
 }
 
-// What lies in memory for a block of 64 inputs: two groups of weights, then of one or two kinds of
-// numbers both groups'.
+// What lies in memory for a block of 64 inputs: the first group's weights, of both groups one or two
+// kinds of numbers, and the second group's weights.
 struct BlockLayout {
   int64_t group_bytes, scale_bytes, kinds;
   int64_t size() const { return 2 * (group_bytes + kinds * scale_bytes); }
+  int64_t weights(int64_t group) const { return group * (group_bytes + 2 * kinds * scale_bytes); }
   int64_t scales(int64_t kind, int64_t group) const {
-    return 2 * group_bytes + (2 * kind + group) * scale_bytes;
+    return group_bytes + (group * kinds + kind) * scale_bytes;
   }
 };
 
-// Puts the weights of each lane and group by put(values, the group's bytes, lane), and its numbers
-// behind them. `scales` are up to two arrays [n, groups].
+// Puts the weights of each lane and group by put(values, the group's bytes, lane), and its numbers. `scales` are up to two arrays [n, groups].
 template <class T, class Put>
 void pack_groups(const T* values, const float* const (&scales)[2], const BlockLayout& layout,
                  int64_t n, int64_t k, bool wide, uint8_t* out, const Put& put) {
@@ -78,7 +78,7 @@ void pack_groups(const T* values, const float* const (&scales)[2], const BlockLa
     const int64_t count = real ? std::min(kGroup, k - g * kGroup) : 0;
     T padded[kGroup] = {};
     if (real) std::memcpy(padded, values + row * k + g * kGroup, count * sizeof(T));
-    put(padded, block + g % 2 * layout.group_bytes, lane);
+    put(padded, block + layout.weights(g % 2), lane);
     for (int64_t kind = 0; kind < layout.kinds; ++kind) {
       const float scale = real ? scales[kind][row * groups + g] : 0.0f;
       store_scale(scale, wide, block + layout.scales(kind, g % 2), lane);

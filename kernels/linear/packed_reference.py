@@ -14,19 +14,18 @@ def unpack(packed: PackedLinear) -> torch.Tensor:
         lanes = packed.data.view(dtype).view(panels, -1, PANEL, pair)
         weight = lanes.transpose(1, 2).reshape(panels * PANEL, -1)
     else:
-        blocks = -(-packed.in_size // (2 * GROUP))
+        blocks, kinds = -(-packed.in_size // (2 * GROUP)), 1 if packed.format == "q8" else 2
         data = packed.data.view(panels, blocks, -1)
-        scale_bytes = 2 * PANEL * (4 if packed.wide_scales else 2)
+        number_bytes = 2 * kinds * PANEL * (4 if packed.wide_scales else 2)
+        group_bytes = GROUP * PANEL // kinds
+        first, numbers, second = torch.split(data, [group_bytes, number_bytes, group_bytes], dim=2)
+        bytes_ = torch.stack([first, second], dim=2).view(panels, blocks, 2, -1, PANEL, 4)
+        scales = _numbers(numbers, packed, kinds)
         if packed.format == "q8":
-            values, scales = torch.split(data, [2 * GROUP * PANEL, scale_bytes], dim=2)
-            unsigned = values.reshape(panels, blocks, 2, 8, PANEL, 4)
-            weight = (unsigned.double() - 128) * _by_group(scales, packed)
+            weight = (bytes_.double() - 128) * scales[0]
         else:
-            sizes = [GROUP * PANEL, scale_bytes, scale_bytes]
-            values, scales, minima = torch.split(data, sizes, dim=2)
-            bytes_ = values.reshape(panels, blocks, 2, 4, PANEL, 4)
             nibbles = torch.cat([bytes_ & 15, bytes_ >> 4], dim=3)
-            weight = nibbles.double() * _by_group(scales, packed) + _by_group(minima, packed)
+            weight = nibbles.double() * scales[0] + scales[1]
         weight = weight.permute(0, 4, 1, 2, 3, 5).reshape(panels * PANEL, -1)
     return weight[: packed.out_size, : packed.in_size].double()
 
@@ -50,8 +49,8 @@ def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = No
     return out if bias is None else out + bias.double()
 
 
-def _by_group(data: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-    """Numbers of [panels, blocks, group, output], over the words and bytes of a group."""
+def _numbers(data: torch.Tensor, packed: PackedLinear, kinds: int) -> torch.Tensor:
+    """Of each kind, over the words and bytes of a group: [kinds, panels, blocks, 2, 1, 16, 1]."""
     dtype = torch.float32 if packed.wide_scales else torch.float16
-    numbers = data.contiguous().view(dtype).double()
-    return numbers.view(*data.shape[:2], 2, 1, PANEL, 1)
+    numbers = data.contiguous().view(dtype).double().view(*data.shape[:2], 2, kinds, PANEL)
+    return numbers.movedim(3, 0)[..., None, :, None]
