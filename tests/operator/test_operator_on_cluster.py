@@ -2,7 +2,6 @@
 run."""
 
 import asyncio
-import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +27,8 @@ def operator(
 ) -> Iterator[dict[str, Any]]:
     log = tmp_path / "operator.log"
     port = free_port()
-    with running_operator(control_plane, namespace, log, "--port", str(port)) as process:
-        yield {"process": process, "port": port, "log": log}
+    with running_operator(control_plane, namespace, log, "--port", str(port)):
+        yield {"port": port, "log": log}
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
@@ -306,8 +305,7 @@ async def test_one_of_two_operators_acts_and_the_other_takes_over(
             await api.create(SERVICES, namespace, BODY)
             await is_made(api, namespace)
             assert await holder() == "first"
-            first.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(first.wait, 60) == 0
+            assert await asyncio.to_thread(first.end, 60) == 0
 
             async def handed_over() -> bool:
                 return await holder() == "second"

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -128,11 +128,39 @@ def condition(service: Object, kind: str) -> Object:
     return found
 
 
+class RunningOperator:
+    """The operator's process, started anew when it has lost its lease, as Kubernetes does."""
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._start = start
+        self._process = start()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._keeper = threading.Thread(target=self._keep)
+        self._keeper.start()
+
+    def end(self, patience: float) -> int:
+        """Sends SIGTERM; the exit code, or -SIGKILL if it took longer than so many seconds."""
+        with self._lock:
+            self._ending.set()
+            self._process.terminate()
+        self._keeper.join(patience)
+        self._process.kill()
+        self._keeper.join()
+        return self._process.returncode
+
+    def _keep(self) -> None:
+        while self._process.wait() == 1 and not self._ending.wait(1):
+            with self._lock:
+                if not self._ending.is_set():
+                    self._process = self._start()
+
+
 @contextlib.contextmanager
 def running_operator(
     kubeconfig: Path, namespace: str, log: Path, *arguments: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The operator's process, for one namespace, with a relist every few seconds."""
+) -> Iterator[RunningOperator]:
+    """The operator, for one namespace, with a relist every few seconds."""
     command = [
         *(sys.executable, "-m", "pagelet.cli", "operator", "--agent-image", "agent:1"),
         *("--router-image", "router:1", "--relist-seconds", "5", "--port", "0"),
@@ -140,14 +168,10 @@ def running_operator(
     ]
     environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        operator = RunningOperator(
+            lambda: subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        )
         try:
-            yield process
+            yield operator
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            operator.end(20)
