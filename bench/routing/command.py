@@ -22,11 +22,12 @@ from pagelet.bench.routing.replica import Hardware
 from pagelet.bench.routing.simulate import Conditions
 from pagelet.bench.routing.traces import TRACES
 from pagelet.process.output import output_console
-from pagelet.protocol.router import PolicyName
+from pagelet.protocol.router import PolicyName, RoutingOptions
 
 _RESULT_VERSION = 1
 _POLICIES: tuple[str, ...] = (ORACLE, *typing.get_args(PolicyName), *PEERS)
 _TRACES = tuple(trace.name for trace in TRACES)
+_DEFAULT_POLICY = RoutingOptions().policy
 _DEFAULTS = Conditions()
 _HARDWARE = Hardware()
 
@@ -138,7 +139,7 @@ def routing(
     except CaseFailed as error:
         output_console(stderr=True).print(f"failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
-    for table in _tables(results):
+    for table in (*_tables(results), *_tails_by_load(results)):
         console.print(table)
     console.print(
         f"A choice among {costs.replicas} replicas for a prompt of {costs.prompt_tokens} tokens "
@@ -206,6 +207,31 @@ def _tables(results: list[_Result]) -> Iterator[Table]:
                 f"{figures.refused:.1%}",
                 f"{figures.imbalance:.2f}",
             )
+        yield table
+
+
+def _tails_by_load(results: list[_Result]) -> Iterator[Table]:
+    """One for each trace that has several loads, with what `prefix` gains in the last row."""
+    traces: dict[str, dict[str, dict[float, float]]] = {}
+    for case, figures, _ in results:
+        policies = traces.setdefault(case.trace, {})
+        policies.setdefault(case.policy, {})[case.load] = figures.ttft_p99
+    for trace, policies in traces.items():
+        loads = list(next(iter(policies.values())))
+        if len(loads) == 1:
+            continue
+        table = Table(title=f"{trace}: TTFT p99 ms by load", title_justify="left")
+        table.add_column("policy")
+        for load in loads:
+            table.add_column(f"{load:g}", justify="right")
+        for policy, tails in policies.items():
+            table.add_row(policy, *(f"{tails[load] * 1e3:,.0f}" for load in loads))
+        ours = policies.pop(_DEFAULT_POLICY, None)
+        policies.pop(ORACLE, None)
+        if ours and policies:
+            best = {load: min(tails[load] for tails in policies.values()) for load in loads}
+            gains = (f"{1 - ours[load] / best[load]:.0%}" for load in loads)
+            table.add_row(f"{_DEFAULT_POLICY} below the best other", *gains)
         yield table
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from pagelet.bench.cli import app
 from pagelet.bench.routing.cases import Case, run_case, run_case_apart, simulate_case
+from pagelet.bench.routing.command import _Result, _tails_by_load
 from pagelet.bench.routing.cost import measure_cost
 from pagelet.bench.routing.measure import Figures, medians, percentile
 from pagelet.bench.routing.peers import PEERS
@@ -225,6 +226,27 @@ def test_the_command_compares_and_writes_json(tmp_path: Path) -> None:
     assert [case["policy"] for case in document["cases"]] == ["oracle", "random"]
     assert document["cases"][0]["conditions"]["events_lost"] == 0.1
     assert 0 < document["cases"][0]["figures"]["ttft_p99"] < 10
+
+
+def test_tails_by_load_say_what_the_default_gains() -> None:
+    def result(policy: str, load: float, p99: float) -> _Result:
+        figures = Figures(0.5, 0.1, p99, 1, 0, 1, 0, 0)
+        return _Result(Case("multi-turn", load, policy), figures, (p99, p99))
+
+    tails = {"oracle": (0.1, 0.2), "prefix": (0.8, 3.3), "chwbl": (1.0, 4.0), "random": (2.0, 3.0)}
+    results = [
+        result(policy, load, p99)
+        for policy, p99s in tails.items()
+        for load, p99 in zip((0.5, 0.9), p99s, strict=True)
+    ]
+    (table,) = _tails_by_load(results)
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [str(column.header) for column in table.columns] == ["policy", "0.5", "0.9"]
+    assert rows[1] == ("prefix", "800", "3,300")
+    assert rows[-1] == ("prefix below the best other", "20%", "-10%")
+    (without,) = _tails_by_load([each for each in results if each.case.policy != "prefix"])
+    assert without.row_count == 3
+    assert not list(_tails_by_load([each for each in results if each.case.load == 0.5]))
 
 
 def test_the_command_names_what_it_knows() -> None:
