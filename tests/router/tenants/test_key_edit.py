@@ -6,6 +6,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pagelet.cli.keys import app
+from pagelet.protocol.openai.errors import ApiError
 from pagelet.protocol.router import TenantLimits
 from pagelet.router.tenants.key_edit import KeyStore
 from pagelet.router.tenants.key_file import KeyFileError
@@ -25,6 +26,21 @@ def test_a_key_expires_within_a_time_that_there_is(tmp_path, days):
     file = tmp_path / "keys.yaml"
     assert "--days" in run("new", "acme", "--file", file, "--days", days, fails=True)
     assert not file.exists()
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_changes_that_others_make_meanwhile_are_kept(tmp_path, folder):
+    path = tmp_path / "keys"
+    if folder:
+        path.mkdir()
+    stores = [KeyStore(path) for _ in range(3)]
+    keys = [store.add("acme", note="", expires=None, admin=False) for store in stores]
+    stores[0].revoke(KeyStore(path).tenants[0].keys[1].id)
+    directory = TenantDirectory(path, TenantLimits())
+    for key in (keys[0], keys[2]):
+        assert directory.identify(f"Bearer {key}").name == "acme"
+    with pytest.raises(ApiError):
+        directory.identify(f"Bearer {keys[1]}")
 
 
 @pytest.mark.parametrize("name", ["keys.yaml", "keys.json", "keys"])
