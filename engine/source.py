@@ -86,6 +86,9 @@ class ModelFiles:
             if not isinstance(weight_map, dict):
                 raise ModelSourceError(f"{self.path / _INDEX}: has no `weight_map`")
             names = sorted({str(name) for name in weight_map.values()})
+            for name in names:
+                if name.startswith("/") or ".." in name.split("/"):
+                    raise ModelSourceError(f"{self.path / _INDEX}: {name!r} is not in its folder")
             files = [self.path / name for name in names]
         elif (single := self.path / "model.safetensors").is_file():
             files = [single]

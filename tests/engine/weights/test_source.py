@@ -172,6 +172,18 @@ def test_damaged_json_is_named(content: str, tmp_path: Path) -> None:
         files.generation_config()
 
 
+@pytest.mark.parametrize("name", ["../x.safetensors", "a/../../x.safetensors", "/x.safetensors"])
+def test_an_index_names_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "x.safetensors").touch()
+    index = json.dumps({"weight_map": {"a": name}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelSourceError, match="is not in its folder"):
+        resolve(str(folder))
+
+
 def test_index_that_names_no_shards(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 1}')
