@@ -1,6 +1,7 @@
 """What scales a service, on a real API server: one at a time, and none of them drops the count."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,9 @@ import pytest
 from aiohttp import web
 
 from pagelet.operator.kube.resources import AUTOSCALERS, SCALED_OBJECTS, SERVICES
-from pagelet.operator.planning.objects import HTTP_PORT
 from pagelet.protocol.router_metrics import DEMAND
 from support.broken_services import service as make
-from support.cluster import Api, condition, eventually, running_operator
+from support.cluster import POD_ADDRESS, Api, condition, eventually, running_operator
 
 NAME = "scaled"
 GPU = "nvidia.com/gpu"
@@ -42,11 +42,31 @@ SCALED_OBJECT_KIND = {
 """Its name alone; the operator of KEDA is not there."""
 
 
+ASK_AT = """
+from pagelet.operator import autoscaler
+
+client = autoscaler.PodClient
+autoscaler.PodClient = lambda _: client({port})
+"""
+"""Routers' port is always the same, and on this machine somebody else may have it."""
+
+
 @pytest.fixture
-def operator(control_plane: Path, namespace: str, tmp_path: Path) -> Iterator[None]:
+def routers() -> Iterator[socket.socket]:
+    """Where all of them are; nobody answers until it is listened on."""
+    with socket.socket() as place:
+        place.bind((POD_ADDRESS, 0))
+        yield place
+
+
+@pytest.fixture
+def operator(
+    control_plane: Path, namespace: str, tmp_path: Path, routers: socket.socket
+) -> Iterator[None]:
     log = tmp_path / "operator.log"
     options = ("--accelerator-budget", f"{GPU}=4", "--autoscale-seconds", "1")
-    with running_operator(control_plane, namespace, log, *options):
+    prologue = ASK_AT.format(port=routers.getsockname()[1])
+    with running_operator(control_plane, namespace, log, *options, prologue=prologue):
         yield
     assert "Traceback" not in log.read_text(), log.read_text()
 
@@ -94,7 +114,7 @@ async def test_whoever_scales_the_count_stays(api: Api, namespace: str, operator
 
 
 async def test_the_operator_scales_by_what_routers_tell(
-    api: Api, namespace: str, operator: None
+    api: Api, namespace: str, operator: None, routers: socket.socket
 ) -> None:
     told = {"demand": 0.0}
 
@@ -106,7 +126,7 @@ async def test_the_operator_scales_by_what_routers_tell(
     app.add_routes([web.get("/metrics", metrics)])
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.9", HTTP_PORT).start()  # where all pods are said to be
+    await web.SockSite(runner, routers).start()
     try:
         scaling = {"minReplicas": 0, "maxReplicas": 3, "scaleDownSeconds": 1}
         await api.create(SERVICES, namespace, make(name=NAME, autoscaling=scaling))

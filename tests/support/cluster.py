@@ -20,6 +20,8 @@ from pagelet.operator.planning.objects import SERVICE_LABEL
 
 PATIENCE = 120.0
 """Seconds until something that will not happen is given up."""
+POD_ADDRESS = "127.0.0.9"
+"""Where all pods are said to be."""
 
 
 class Api(Client):
@@ -83,7 +85,7 @@ class Api(Client):
             name = pod["metadata"]["name"]
             kinds = ("PodScheduled", "Ready", "ContainersReady")
             conditions = [{"type": kind, "status": "True", "reason": None} for kind in kinds]
-            status = {"phase": "Running", "conditions": conditions, "podIP": "127.0.0.9"}
+            status = {"phase": "Running", "conditions": conditions, "podIP": POD_ADDRESS}
             with contextlib.suppress(NotFound):
                 await self.request(
                     "PATCH",
@@ -158,11 +160,13 @@ class RunningOperator:
 
 @contextlib.contextmanager
 def running_operator(
-    kubeconfig: Path, namespace: str, log: Path, *arguments: str
+    kubeconfig: Path, namespace: str, log: Path, *arguments: str, prologue: str = ""
 ) -> Iterator[RunningOperator]:
-    """The operator, for one namespace, with a relist every few seconds."""
+    """The operator, for one namespace, with a relist every few seconds. `prologue` is Python that
+    its process runs first."""
+    program = f"{prologue}\nfrom pagelet.cli.main import main\nmain()"
     command = [
-        *(sys.executable, "-m", "pagelet.cli", "operator", "--agent-image", "agent:1"),
+        *(sys.executable, "-c", program, "operator", "--agent-image", "agent:1"),
         *("--router-image", "router:1", "--relist-seconds", "5", "--port", "0"),
         *("--namespace", namespace, "--own-namespace", namespace, *arguments),
     ]
