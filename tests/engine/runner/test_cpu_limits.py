@@ -20,6 +20,7 @@ GIB = 1 << 30
 def cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Pretends that there are 16, and sets threads back at the end."""
     monkeypatch.setattr(cpu_forward, "usable_cores", lambda: 16)
+    cpu_library.status()  # compiles it, if no test has yet: only then has it threads to limit
     before = torch.get_num_threads()
     yield 16
     torch.set_num_threads(before)
