@@ -21,6 +21,9 @@ from pagelet.router.routing.ring import HEAD_BLOCKS, HashRing
 from pagelet.router.routing.text_hash import TOKENS_PER_CHUNK
 from pagelet.router.routing.types import Candidate, Decision, RouteRequest
 
+_UNKNOWN_WEIGHT = 0.2
+"""Of the newest answer in the share of unknown prompts that a replica held: after six that it did
+not hold, a new router takes it for empty."""
 _TRUST_WEIGHT = 0.05
 """Of the newest answer in a replica's trust."""
 _DISTRUST = 4.0
@@ -83,6 +86,9 @@ class _Replica:
         """KV groups of sliding-window layers: their blocks come and go by other rules, and the
         same hash stands for a block of full attention too."""
         self.trust = 1.0
+        self.holds_unknown = 1.0
+        """Share of the prompts not known to be there that it turned out to hold, lately: others
+        put them there, as the router before this one. Until something is known it may hold all."""
         self.shortfalls: OrderedDict[bytes, int] = OrderedDict()
 
     @property
@@ -250,6 +256,7 @@ class Fleet:
                     float(estimator.in_flight),
                     0.0,
                     holds_head=blocks >= head > 0,
+                    holds_unknown=replica.holds_unknown,
                 )
             )
         return candidates
@@ -306,9 +313,12 @@ class Fleet:
             return
         if not prefilled:
             replica.own.retract(request.block_hashes[known:])
+        actual = (actual_hit_tokens or 0) // self.block_size
+        if not known:
+            held = actual >= min(HEAD_BLOCKS, len(request.block_hashes)) > 0
+            replica.holds_unknown += _UNKNOWN_WEIGHT * (held - replica.holds_unknown)
         if actual_hit_tokens is None:
             return
-        actual = actual_hit_tokens // self.block_size
         if actual > known:
             # It held them before, so no event will tell.
             replica.own.confirm(request.block_hashes[known:actual])
@@ -348,6 +358,7 @@ class Fleet:
             return
         if not replica.sends_events:
             replica.sends_events = True
+            replica.holds_unknown = 0.0
             replica.own.keep_seconds = CONFIRM_SECONDS
         member = self._member(replica, batch.data_parallel_rank or 0)
         for event in batch.events:

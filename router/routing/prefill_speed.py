@@ -8,7 +8,9 @@ _PRIOR = 8.0
 tokens as that is from none: prompts that are all alike tell nothing of the slope, and what replicas
 that are alike seem to differ by is chance. A quarter of those that count."""
 _LEAST_SLOPE = 0.2
-"""Share of the mean time that is taken for work at least, or chance would make work free."""
+"""Share of the work that is known beforehand, or of the mean time, that counts as work at least, or
+chance would make work free. A share of the mean time alone would make a replica that had little to
+compute, as where all prompts are cached, many times slower than it says."""
 _STALLED = 3.0
 """An answer that took so many times as long as it should counts as no longer than that."""
 _ENOUGH_ANSWERS = 3
@@ -72,6 +74,6 @@ class PrefillSpeed:
         spread = max(0.0, self._xx - self._count * tokens**2)
         together = self._xy - self._count * tokens * seconds
         slope = (together + weight * prior) / (spread + weight)
-        slope = min(max(slope, _LEAST_SLOPE * steepest), steepest)
+        slope = min(max(slope, _LEAST_SLOPE * prior), steepest)
         self.rate = max(1.0, 1 / slope)
         self.start_seconds = max(0.0, seconds - tokens * slope)

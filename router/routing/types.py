@@ -46,6 +46,8 @@ class Candidate:
     note: str = ""
     holds_head: bool = False
     """Whether it is thought to hold the part of the prompt that the hash ring sees."""
+    holds_unknown: float = 0.0
+    """Share of the prompts not known to be there that it turned out to hold, lately."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,9 @@ work of others.
 Where no candidate holds anything of a prompt, its head decides on a hash ring: routers that know
 nothing of each other, or a router that just started, agree on a replica. The ring's
 choice is bounded by the requests that a replica has, and by the time that it may save: the
-request's own prefill, times the chance that its head was there before.
+request's own prefill, times the chance that its head was there before. Where replicas turn out to
+hold prompts that were not known to be there, as behind a router that just started and hears no
+events, what is in flight takes less time than is thought, and the bound in time is wider.
 """
 
 import math
@@ -26,6 +28,12 @@ WORK_WEIGHT = 1.01
 LEAST_SLACK = 0.02
 """Share of a prompt's own prefill that estimates may be apart and still count as equal, or all new
 prompts would go to the one replica that looks fastest by chance. A tenth makes long ones late."""
+_OTHERS_FILLED = 0.25
+"""Share of unknown prompts that a replica turned out to hold, above which its wait counts for less:
+what is in flight there has less to be computed than is thought."""
+_MORE_SLACK = 4.0
+"""Times a prompt's own prefill that such a replica may be later than the best. With 2 the gain for
+shared prefixes is gone, with more conversations are later."""
 _COPIES_SAVE = 0.3
 """Share of a prompt's own prefill that a copy of its prefix saves others, while fewer replicas hold
 its head than its share of the requests would keep busy. Bursts are best at 0.3, shared prefixes at
@@ -90,7 +98,10 @@ class Prefix:
             candidate = by_id.get(replica_id)
             if candidate is None or candidate.load + 1 > most:
                 continue
-            if candidate.ttft_seconds <= least_ttft + slack * candidate.prefill_seconds:
+            later = slack * candidate.prefill_seconds
+            if candidate.holds_unknown > _OTHERS_FILLED:
+                later = min(_MORE_SLACK * candidate.prefill_seconds, self._stay_seconds)
+            if candidate.ttft_seconds <= least_ttft + later:
                 return candidate, "hash of the head, its prefix is nowhere"
         best = min(candidates, key=lambda candidate: candidate.ttft_seconds)
         return best, "least time to first token, its prefix is nowhere"

@@ -149,8 +149,8 @@ def test_prefix_is_never_worse_than_chwbl(trace: str, conditions: Conditions) ->
 
 
 def test_a_new_router_that_no_events_tell_anything_recovers() -> None:
-    """Its prefixes are where the last router's load was, not where the ring points: that costs
-    more than under chwbl until it has learned them, but not much."""
+    """Its prefixes are where the last router's load was, not always where the ring points, as
+    those of chwbl are: it is not later than chwbl all the same."""
     conditions = Conditions(restarts=1, events=False)
     cases = [
         Case("shared-prefix", 0.7, policy, 4, SECONDS, conditions=conditions)
@@ -158,7 +158,7 @@ def test_a_new_router_that_no_events_tell_anything_recovers() -> None:
     ]
     ours, blind = (medians([run_case(case, seed) for seed in (1, 2, 3)]) for case in cases)
     assert ours.hit_rate > blind.hit_rate - 0.02
-    assert ours.ttft_p99 < 1.4 * blind.ttft_p99
+    assert ours.ttft_p99 < 1.05 * blind.ttft_p99
 
 
 @pytest.mark.parametrize("forged_claims", [1, 4])

@@ -358,6 +358,36 @@ def test_an_answer_tells_of_hits_that_no_event_announced() -> None:
     assert held(fleet, request, later) == {NAMES[0]: 10}
 
 
+def test_the_ring_is_followed_on_where_prompts_are_held_that_were_not_known() -> None:
+    """As behind a router that just started: the one before sent them there."""
+    request = make_request(1)
+    home = choose(make_fleet(), request).replica_id
+
+    def chosen(*answers: int, events: bool = False) -> str:
+        """After answers of `home` to unknown prompts, with so many tokens cached of each, and with
+        more work there than the request itself is."""
+        fleet, now = make_fleet(), 0.0
+        if events:
+            store(fleet, home, make_request(2))
+        for number, cached in enumerate(answers, 100):
+            unknown = make_request(number)
+            decision = choose(fleet, unknown, now)
+            decision.replica_id, decision.predicted_hit_tokens = home, 0
+            ticket = fleet.dispatch(unknown, decision, now)
+            now += 0.01 + (unknown.num_prompt_tokens - cached) / 1000
+            ticket.on_first_byte(now)
+            ticket.on_end(now, ok=True, actual_hit_tokens=cached)
+        for number, name in enumerate(NAMES, 200):
+            decision.replica_id, decision.predicted_hit_tokens = name, 0
+            fleet.dispatch(make_request(number, 960 if name == home else 16), decision, now)
+        return choose(fleet, request, now).replica_id
+
+    assert chosen(320) == chosen(0) == home
+    assert chosen(0, 0, 0, 0, 0, 0, 0) != home, "its cache is empty: it is only late"
+    assert chosen(0, 0, 0, 0, 0, 0, 0, 320, 320) == home
+    assert chosen(0, events=True) != home, "events tell what it holds"
+
+
 def test_two_routers_agree_on_a_prompt_that_nobody_holds() -> None:
     one, other = make_fleet(), make_fleet()
     for number in range(50):

@@ -55,6 +55,16 @@ def test_prompts_that_are_alike_leave_the_described_rate_alone() -> None:
     assert speed.start_seconds == pytest.approx(0.2)
 
 
+def test_cached_prompts_do_not_make_a_replica_slow() -> None:
+    """All of their time is a step's fixed time: a long prompt takes as long as was told."""
+    speed = PrefillSpeed(0.02)
+    speed.describe(2000.0, 0.05)
+    for _ in range(100):
+        speed.observe(1, 0.05)
+    assert speed.rate is not None
+    assert speed.start_seconds + 4000 / speed.rate == pytest.approx(2.05, rel=0.01)
+
+
 def test_a_replica_that_becomes_slow_is_known_to_be_soon() -> None:
     speed = PrefillSpeed(0.02)
     for number in range(100):
