@@ -19,14 +19,17 @@ from support.processes import wait_for
 
 @contextlib.contextmanager
 def router_thread(
-    *replica_urls: str, api_keys_file: str | None = None, replicas_file: str | None = None
+    *replica_urls: str,
+    api_keys_file: str | None = None,
+    replicas_file: str | None = None,
+    queue_timeout: float = 60.0,
 ) -> Iterator[int]:
     """The router's port, once it has found all replicas ready. They are told to it by
-    `replicas_file` if that is given."""
+    `replicas_file` if that is given. `queue_timeout` is how long it waits for one later."""
     urls = [] if replicas_file else list(replica_urls)
     config = RouterConfig(
         models=[ModelRoute(pools=[Pool(replicas=urls, replicas_file=replicas_file)])],
-        proxy=ProxyOptions(health_interval=0.1, queue_timeout=60, **PATIENT),
+        proxy=ProxyOptions(health_interval=0.1, queue_timeout=queue_timeout, **PATIENT),
         api_keys_file=api_keys_file,
     )
     listener = socket.create_server(("127.0.0.1", 0))

@@ -145,16 +145,21 @@ def answer_routers(llm):
 
 DIRECT_AND_ROUTED = pytest.mark.parametrize("server", ["server", "router"], indirect=True)
 """Clients talk to the server, and again to a router in front of it."""
+DIRECT_AND_IMPATIENTLY_ROUTED = pytest.mark.parametrize(
+    "server", ["server", pytest.param("impatient router", id="router")], indirect=True
+)
+"""As before, with a router that soon says so when the server is not ready."""
 
 
 @pytest.fixture
 def server(request, serve):
     server = serve()
-    if getattr(request, "param", "server") == "server":
+    kind = getattr(request, "param", "server")
+    if kind == "server":
         yield server
         return
     answer_routers(server.llm)
-    with router_thread(server.url) as port:
+    with router_thread(server.url, queue_timeout=3 if kind == "impatient router" else 60) as port:
         yield RunningServer(server.llm, server.app, port, server._loop)
 
 

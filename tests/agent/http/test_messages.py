@@ -6,7 +6,7 @@ import anthropic
 import httpx
 import pytest
 
-from .conftest import DIRECT_AND_ROUTED, serving
+from .conftest import DIRECT_AND_IMPATIENTLY_ROUTED, DIRECT_AND_ROUTED, serving
 from .thinking_llm import LOOK_UP, ThinkingLLM
 
 TEXT = "Hello, wörld!"
@@ -204,7 +204,7 @@ def test_broken_bodies_get_the_right_shape(server):
     assert httpx.get(server.url + "/v1/messages", timeout=60).json()["type"] == "error"
 
 
-@DIRECT_AND_ROUTED
+@DIRECT_AND_IMPATIENTLY_ROUTED
 def test_other_errors_are_the_clients_own(server, client):
     with pytest.raises(anthropic.NotFoundError, match="'tiny'") as missing:
         ask(client, model="claude")

@@ -5,9 +5,9 @@ import asyncio
 import openai
 import pytest
 
-from .conftest import DIRECT_AND_ROUTED
+from .conftest import DIRECT_AND_IMPATIENTLY_ROUTED
 
-pytestmark = DIRECT_AND_ROUTED
+pytestmark = DIRECT_AND_IMPATIENTLY_ROUTED
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello, wörld!"
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from .conftest import DIRECT_AND_ROUTED, serving
+from .conftest import DIRECT_AND_IMPATIENTLY_ROUTED, DIRECT_AND_ROUTED, serving
 from .thinking_llm import LOOK_UP, ThinkingLLM
 
 TEXT = "Hello, wörld!"
@@ -287,7 +287,7 @@ def test_the_tool_that_is_not_served_is_named(client):
         respond(client, tools=[{"type": "web_search"}])
 
 
-@DIRECT_AND_ROUTED
+@DIRECT_AND_IMPATIENTLY_ROUTED
 def test_other_errors_are_as_elsewhere(server, client):
     with pytest.raises(openai.NotFoundError):
         respond(client, model="gpt")
