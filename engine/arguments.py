@@ -105,6 +105,14 @@ def checked_number(name: str, value: float) -> float:
     return number
 
 
+def checked_flag(name: str, value: bool) -> bool:
+    """Raises InvalidRequest for what is neither True nor False."""
+    convert, words = _FLAG
+    if convert(value) is None:
+        raise _wrong(name, value, words)
+    return value
+
+
 def _wrong(name: str, value: object, words: str) -> InvalidRequest:
     shown = repr(value)
     if len(shown) > _SHOWN:

@@ -358,13 +358,19 @@ class AsyncLLM:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        add_special_tokens: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation by the model's chat template. Raises `InvalidRequest` with
         the template's own message if it refuses the conversation."""
         return await self._in_thread(
             lambda: self.prompts.encode_chat(
-                messages, tools, add_generation_prompt, **template_kwargs
+                messages,
+                tools,
+                add_generation_prompt,
+                add_special_tokens=add_special_tokens,
+                **template_kwargs,
             )
         )
 

@@ -16,6 +16,7 @@ from pagelet.engine.adapters import AdapterRegistry
 from pagelet.engine.arguments import (
     Conversation,
     Prompt,
+    checked_flag,
     checked_number,
     checked_sampling,
     listed_adapters,
@@ -50,7 +51,7 @@ DEFAULT_MAX_TOKENS = 16
 answer may fill the context."""
 _CHAT_ARGUMENTS: Final = (
     *("messages", "sampling", "adapter", "progress"),
-    *("tools", "add_generation_prompt", "continue_final_message"),
+    *("tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 """What `LLM.chat` takes for any template."""
 
@@ -198,6 +199,7 @@ class LLM:
         *,
         adapter: str | None = None,
         progress: bool = True,
+        add_special_tokens: bool = False,
         **template_kwargs: Any,
     ) -> Completion: ...
 
@@ -209,6 +211,7 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
         progress: bool = True,
+        add_special_tokens: bool = False,
         **template_kwargs: Any,
     ) -> list[Completion]: ...
 
@@ -220,16 +223,19 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
         progress: bool = True,
+        add_special_tokens: bool = False,
         **template_kwargs: Any,
     ) -> Completion | list[Completion]:
         """Answers a conversation, or several, all batched together, by the model's chat template,
-        whose variables, `tools` and `continue_final_message` may be given by name.
+        whose variables, `tools` and `continue_final_message` may be given by name. With
+        `add_special_tokens` the tokenizer adds its own, such as BOS, as to any text.
 
         `sampling` and `adapter` are one for all or one a conversation. Raises `InvalidRequest`
         before anything runs for what is no conversation, or one that cannot be served.
         """
         self._check_open()
         listed, is_one = listed_conversations(messages)
+        special = checked_flag("add_special_tokens", add_special_tokens)
         template = self.processor.prompts.chat_template
         if template is not None:
             known = [*_CHAT_ARGUMENTS, *sorted(template.variables)]
@@ -239,7 +245,11 @@ class LLM:
         prompts = []
         for number, conversation in enumerate(listed):
             try:
-                prompts.append(self.processor.prompts.encode_chat(conversation, **template_kwargs))
+                prompts.append(
+                    self.processor.prompts.encode_chat(
+                        conversation, add_special_tokens=special, **template_kwargs
+                    )
+                )
             except InvalidRequest as error:
                 if is_one:
                     raise

@@ -26,7 +26,8 @@ class TokenizerBundle(msgspec.Struct, kw_only=True):
 
     The text of `/v1/completions` is encoded with what the tokenizer puts around a text (such as
     BOS) unless the request has `add_special_tokens: false`; a chat is encoded without, as its
-    template spells the special tokens. The rest is as `PromptEncoder` does it.
+    template spells the special tokens, unless the request has `add_special_tokens: true`. The rest
+    is as `PromptEncoder` does it.
     """
 
     model_name: str

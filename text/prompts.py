@@ -63,12 +63,14 @@ class PromptEncoder:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        add_special_tokens: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation, as `render_chat` spells it; the template has put the special
-        tokens in."""
+        """Token ids of a conversation, as `render_chat` spells it. With `add_special_tokens` the
+        tokenizer puts around it what it puts around any text, whatever the template has spelled."""
         text = self.render_chat(messages, tools, add_generation_prompt, **template_kwargs)
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens)
 
     def render_chat(
         self,

@@ -37,10 +37,11 @@ def _renderer(
     server: Server, body: ChatCompletionRequest
 ) -> Callable[[Sequence[Message]], Awaitable[list[int]]]:
     options = body.template_options()
+    special = body.add_special_tokens is True
 
     async def render(messages: Sequence[Message]) -> list[int]:
         told = [message.for_template() for message in messages]
-        return await server.llm.render_chat(told, **options)
+        return await server.llm.render_chat(told, add_special_tokens=special, **options)
 
     return render
 

@@ -41,7 +41,11 @@ async def _token_ids(server: Server, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         messages = [message.for_template() for message in body.messages]
         try:
-            return await server.llm.render_chat(messages, **body.template_options())
+            return await server.llm.render_chat(
+                messages,
+                add_special_tokens=body.add_special_tokens is True,
+                **body.template_options(),
+            )
         except InvalidRequest as error:
             raise renamed(error, {"prompt": "messages"}) from error
     assert body.prompt is not None

@@ -191,10 +191,6 @@ class ChatCompletionRequest(GenerationRequest):
                 raise invalid(
                     "continue_final_message", "needs an assistant message with content at the end"
                 )
-        if self.add_special_tokens:
-            raise invalid(
-                "add_special_tokens", "cannot be true: the chat template adds special tokens"
-            )
         self._check_tools()
         self.template_options()
         return self
@@ -235,7 +231,10 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 _OWN_FIELDS = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+    (
+        *("messages", "tools", "add_generation_prompt", "continue_final_message", "self"),
+        "add_special_tokens",
+    )
 )
 
 

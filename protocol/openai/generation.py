@@ -63,6 +63,8 @@ class GenerationRequest(RequestBody):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
+    """What the tokenizer puts around a text, such as BOS. Default: true for a prompt, false for a
+    chat, whose template spells its special tokens."""
     prompt_logprobs: Integer | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

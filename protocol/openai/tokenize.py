@@ -18,7 +18,8 @@ class TokenizeRequest(RequestBody):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt; default true. A chat's special tokens come from its template."""
+    """What the tokenizer puts around a text, such as BOS. Default: true for a prompt, false for a
+    chat, whose template spells its special tokens."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -33,10 +34,6 @@ class TokenizeRequest(RequestBody):
             for name in (*_OF_THE_TEMPLATE, "tools"):
                 if getattr(self, name) is not None:
                     raise invalid(name, "is only allowed with 'messages'")
-        elif self.add_special_tokens:
-            raise invalid(
-                "add_special_tokens", "cannot be true: the chat template adds special tokens"
-            )
         self.template_options()
         return self
 

@@ -161,8 +161,11 @@ def _tokenise(
         chat = parse(body, ChatCompletionRequest)
         messages = [message.for_template() for message in chat.messages]
         text = encoder.render_chat(messages, **chat.template_options())
-        encoder.check_length(text)
-        prompts = [loaded.segments.encode(text, salt)]
+        if chat.add_special_tokens:  # which may go anywhere: of the whole text, not of its pieces
+            prompts = [encoder.encode(text)]
+        else:
+            encoder.check_length(text)
+            prompts = [loaded.segments.encode(text, salt)]
     else:
         request = parse(body, CompletionRequest)
         special = request.add_special_tokens is not False

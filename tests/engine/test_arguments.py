@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from pagelet.engine import LLM, RequestedGrammar, RequestedSampling
 from pagelet.engine.arguments import checked_sampling, listed_prompts
@@ -231,6 +232,25 @@ def test_the_variables_of_a_chat_template_are_arguments(llm: LLM) -> None:
         quiet, loud = (llm.chat(hello, loud=each, tools=[]).prompt_token_ids for each in (0, 1))
     assert llm.tokenizer.decode(quiet) == "hiNone"
     assert llm.tokenizer.decode(loud) == "HINone"
+
+
+def test_a_chat_has_the_tokenizers_own_special_tokens_if_asked_for(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = [{"role": "user", "content": "Hi"}]
+    around = TemplateProcessing("<|endoftext|> $A", None, [("<|endoftext|>", 0)])
+    monkeypatch.setattr(llm.tokenizer.backend, "post_processor", around)
+    short = RequestedSampling(max_tokens=1)
+    plain = llm.chat(hello, short).prompt_token_ids
+    assert plain[0] != 0
+    assert llm.chat(hello, short, add_special_tokens=False).prompt_token_ids == plain
+    assert llm.chat(hello, short, add_special_tokens=True).prompt_token_ids == [0, *plain]
+    (several,) = llm.chat([hello], short, add_special_tokens=True)
+    assert several.prompt_token_ids == [0, *plain]
+    for wrong in ("yes", 1, None):
+        with pytest.raises(InvalidRequest, match="must be True or False; got") as told:
+            llm.chat(hello, add_special_tokens=wrong)  # type: ignore[call-overload]
+        assert told.value.param == "add_special_tokens"
 
 
 def test_calls_that_lack_an_argument_or_have_one_too_many_are_told_so(llm: LLM) -> None:

@@ -111,7 +111,8 @@ class FakeLLM:
         if kwargs.get("fail"):
             raise InvalidRequest("the template refuses this conversation", "messages")
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
-        return self.tokenizer.encode(text + ("<assistant>" if add_generation_prompt else ""), False)
+        text += "<assistant>" if add_generation_prompt else ""
+        return self.tokenizer.encode(text, kwargs.get("add_special_tokens", False))
 
     async def encode(self, text, add_special_tokens=True):
         await asyncio.sleep(0)

@@ -198,6 +198,11 @@ def test_tokenize_and_detokenize(server):
     chat = server.post("/tokenize", json={"messages": CHAT["messages"]}).json()
     text = server.post("/detokenize", json={"tokens": chat["tokens"]}).json()
     assert text == {"prompt": "<user>Hi<assistant>"}
+    body = {"messages": CHAT["messages"], "add_special_tokens": True}
+    assert server.post("/tokenize", json=body).json()["tokens"] == [1, *chat["tokens"]]
+    body = {"messages": CHAT["messages"], "chat_template_kwargs": {"add_special_tokens": True}}
+    answer = server.post("/tokenize", json=body)
+    assert "has its own field" in error_of(answer)["message"]
 
 
 # Sizes, rates and keys

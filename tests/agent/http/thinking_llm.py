@@ -28,6 +28,6 @@ class ThinkingLLM(FakeLLM):
         self.behaviour.text = ANSWER
         self.rendered = []
 
-    async def render_chat(self, messages, **options):
+    async def render_chat(self, messages, *, add_special_tokens, **options):
         self.rendered.append((messages, options))
-        return await super().render_chat(messages, **options)
+        return await super().render_chat(messages, add_special_tokens=add_special_tokens, **options)

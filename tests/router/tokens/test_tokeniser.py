@@ -2,10 +2,15 @@
 
 import functools
 import importlib.metadata
+import itertools
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
 from pagelet.engine.load_tokenizer import load_tokenizer
 from pagelet.engine.source import ModelFiles
@@ -76,6 +81,30 @@ async def test_a_chat_is_its_template_in_tokens(tokeniser, fields) -> None:
         shared = prompts.shared_tokens
         assert prompts.block_hashes == hash_blocks(expected, BLOCK, extras, shared)
         assert prompts.tokenizer == "digest"
+
+
+@pytest.mark.parametrize("around", ["<|endoftext|> $A", "<|endoftext|> $A <|im_end|>"])
+async def test_a_chat_with_the_tokenizers_own_special_tokens(around) -> None:
+    bundle = TokenizerBundle.of(encoder())
+    backend = Backend.from_buffer(bytes(bundle.tokenizer))
+    ids = [(token, backend.token_to_id(token)) for token in ("<|endoftext|>", "<|im_end|>")]
+    backend.post_processor = processors.TemplateProcessing(around, None, ids)
+    bundle.tokenizer = msgspec.Raw(backend.to_str().encode())
+    oracle = PreTrainedTokenizerFast(tokenizer_object=backend)
+    made = Tokeniser([])
+    await made.load(bundle.encode().data, "digest", BLOCK)
+    for turns, special, salt in itertools.product(
+        ([SYSTEM, USER], [SYSTEM, USER, ANSWER, USER]), (False, True, None), (None, "a tenant's")
+    ):
+        text = encoder().render_chat(turns)
+        expected = oracle(text, add_special_tokens=bool(special))["input_ids"]
+        fields = {} if special is None else {"add_special_tokens": special}
+        extras = [("salt", salt)] if salt else []
+        for _ in range(2):  # the second one is known
+            prompts = await made.tokenise(CHAT, body(messages=turns, **fields), salt)
+            assert json.loads(prompts.ids_json) == [expected]
+            assert prompts.block_hashes == hash_blocks(expected, BLOCK, extras)
+    made.close()
 
 
 async def test_declared_beginnings_are_shared_and_nothing_more(tokeniser) -> None:
@@ -149,6 +178,7 @@ async def test_blocks_of_an_adapter_are_its_own_as_in_the_engine(tokeniser) -> N
         (COMPLETIONS, {"prompt": []}),
         (COMPLETIONS, {"prompt": "x" * 1_000_000}),
         (CHAT, {"messages": [{"role": "user", "content": "y" * 1_000_000}]}),
+        (CHAT, {"messages": [USER | {"content": "y" * 1_000_000}], "add_special_tokens": True}),
     ],
 )
 async def test_what_is_wrong_is_left_to_a_replica_to_say(tokeniser, path, fields) -> None:
