@@ -453,7 +453,7 @@ class _Collector:
         if delta.logprobs is not None:
             answer.logprobs = (answer.logprobs or []) + delta.logprobs
         if delta.prompt_logprobs is not None:
-            self._completion.prompt_logprobs = delta.prompt_logprobs
+            self._completion.prompt_logprobs = list(delta.prompt_logprobs)
         self._completion.num_cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
             answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason

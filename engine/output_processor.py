@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pagelet.engine.observer import EngineObserver, RequestTimes
-from pagelet.engine.outputs import Logprob, PositionLogprobs, RequestOutput
+from pagelet.engine.outputs import Logprob, PositionLogprobs, PromptPositions, RequestOutput
 from pagelet.engine.resume import end_of
 from pagelet.protocol.engine import (
     EngineCoreOutput,
@@ -231,9 +231,7 @@ class OutputProcessor:
         if output.logprobs is not None:
             delta.logprobs = [self._logprobs(entry) for entry in output.logprobs[:count]]
         if output.prompt_logprobs is not None:
-            delta.prompt_logprobs = [
-                None if entry is None else self._logprobs(entry) for entry in output.prompt_logprobs
-            ]
+            delta.prompt_logprobs = PromptPositions(output.prompt_logprobs, self._logprobs)
         return delta
 
     def _text(

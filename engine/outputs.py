@@ -1,9 +1,11 @@
 """What a caller of the engine gets: an answer's deltas, and the errors that a caller can cause."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import overload
 
 from pagelet.engine.observer import RequestTimes
-from pagelet.protocol.engine import FinishReason
+from pagelet.protocol.engine import FinishReason, TokenLogprobs
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,6 +28,32 @@ class PositionLogprobs:
     top: list[Logprob]
 
 
+class PromptPositions(Sequence[PositionLogprobs | None]):
+    """A prompt's logprobs, each made when it is asked for: those of a long prompt take long, and
+    who gets them may have a thread for that, which the event loop that hears the engine is not."""
+
+    def __init__(
+        self,
+        entries: Sequence[TokenLogprobs | None],
+        make: Callable[[TokenLogprobs], PositionLogprobs],
+    ) -> None:
+        self._entries = entries
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> PositionLogprobs | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PromptPositions": ...
+    def __getitem__(self, index: int | slice) -> "PositionLogprobs | PromptPositions | None":
+        if isinstance(index, slice):
+            return PromptPositions(self._entries[index], self._make)
+        entry = self._entries[index]
+        return None if entry is None else self._make(entry)
+
+
 @dataclasses.dataclass(slots=True)
 class RequestOutput:
     """News of one answer since the last such object. Joined `text`s are the answer's text."""
@@ -41,7 +69,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: list[PositionLogprobs] | None = None
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     error: str | None = None
     request_fault: bool = False
     """Whether the request is the reason of the error, and would fail again."""

@@ -2,8 +2,11 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
 
 from pagelet.agent.http.logprobs import named_by_id
 from pagelet.agent.http.message_plan import MessagePlan
@@ -189,10 +192,12 @@ class Answers:
         if len(streams) == 1:
             async for output in streams[0]:
                 self._note(0, output)
+                await _make_positions(output)
                 yield 0, output
             return
         async for number, output in _merge(streams):
             self._note(number, output)
+            await _make_positions(output)
             yield number, output
 
     def _note(self, number: int, output: RequestOutput) -> None:
@@ -276,6 +281,12 @@ def admit(server: Server, num_answers: int) -> None:
         )
 
 
+async def _make_positions(output: RequestOutput) -> None:
+    """Those of a prompt, off the event loop: of 8,000 tokens they take half a second."""
+    if output.prompt_logprobs is not None:
+        output.prompt_logprobs = await asyncio.to_thread(list, output.prompt_logprobs)
+
+
 async def _merge(streams: Sequence[AnswerStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
     """The deltas of all streams as they come."""
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(
@@ -315,7 +326,7 @@ class Collected:
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
         self.finish_reason: Literal["stop", "length"] = "stop"
         self.stop_reason: int | str | None = None
 
@@ -339,6 +350,20 @@ class Collected:
         """Of its tokens; 0 of none."""
         total = sum(position.chosen.logprob for position in self.logprobs)
         return total / max(1, len(self.logprobs))
+
+
+async def encode_whole(
+    collected: Mapping[tuple[int, int], Collected], make: Callable[[], BaseModel]
+) -> Response:
+    """The response with the body that `make` makes, in a thread if it has a prompt's logprobs:
+    other streams would stand still for as long as those of a long prompt take."""
+
+    def encode() -> str:
+        return make().model_dump_json()
+
+    is_long = any(answer.prompt_logprobs is not None for answer in collected.values())
+    content = await asyncio.to_thread(encode) if is_long else encode()
+    return Response(content, media_type="application/json")
 
 
 async def collect(answers: Answers) -> dict[tuple[int, int], Collected]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect
+from pagelet.agent.http.answers import Answers, Collected, collect, encode_whole
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.conversation import renamed, start_conversation
@@ -71,19 +71,23 @@ async def _respond(
     usage = answers.usage()
     context.note_usage(usage)
     first = next(iter(collected.values()))
-    completion = ChatCompletion(
-        id=response_id,
-        created=created,
-        model=body.model,
-        choices=[
-            _choice(index, answer, body, plan, response_id)
-            for (_, index), answer in collected.items()
-        ],
-        usage=usage,
-        prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else None,
-        prompt_token_ids=prompt if body.return_token_ids else None,
-    )
-    return Response(completion.model_dump_json(), media_type="application/json")
+
+    def make() -> ChatCompletion:
+        positions = first.prompt_logprobs
+        return ChatCompletion(
+            id=response_id,
+            created=created,
+            model=body.model,
+            choices=[
+                _choice(index, answer, body, plan, response_id)
+                for (_, index), answer in collected.items()
+            ],
+            usage=usage,
+            prompt_logprobs=prompt_logprobs(positions) if positions else None,
+            prompt_token_ids=prompt if body.return_token_ids else None,
+        )
+
+    return await encode_whole(collected, make)
 
 
 def _index(number: int, index: int) -> int:

@@ -8,7 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagelet.agent.http.answers import Answers, Collected, collect, given_prompts, likeliest
+from pagelet.agent.http.answers import (
+    Answers,
+    Collected,
+    collect,
+    encode_whole,
+    given_prompts,
+    likeliest,
+)
 from pagelet.agent.http.body import parse_body
 from pagelet.agent.http.chunks import ChunkFrame, encode_json
 from pagelet.agent.http.conversation import renamed
@@ -134,14 +141,17 @@ async def _respond(
         collected = likeliest(collected, body.n or 1)
     usage = answers.usage()
     context.note_usage(usage)
-    completion = Completion(
-        id=job.response_id,
-        created=job.created,
-        model=body.model,
-        choices=[_choice(job, *key, answer) for key, answer in collected.items()],
-        usage=usage,
-    )
-    return Response(completion.model_dump_json(), media_type="application/json")
+
+    def make() -> Completion:
+        return Completion(
+            id=job.response_id,
+            created=job.created,
+            model=body.model,
+            choices=[_choice(job, *key, answer) for key, answer in collected.items()],
+            usage=usage,
+        )
+
+    return await encode_whole(collected, make)
 
 
 async def _prepare(

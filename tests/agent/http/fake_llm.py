@@ -3,6 +3,8 @@ slow, or say when it was told to abort. Its streams are the real ones."""
 
 import asyncio
 import dataclasses
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from pagelet.engine.observer import EngineObserver
@@ -10,6 +12,7 @@ from pagelet.engine.outputs import (
     EngineAbsent,
     Logprob,
     PositionLogprobs,
+    PromptPositions,
     RequestOutput,
 )
 from pagelet.engine.request_stream import RequestStream
@@ -54,6 +57,7 @@ class Behaviour:
     """Deltas before the engine dies."""
     fail_after: int | None = None
     """Deltas before the answer ends with an error of its own."""
+    make_prompt_position: Callable[[PositionLogprobs], PositionLogprobs] = lambda made: made
 
 
 class FakeLLM:
@@ -197,14 +201,18 @@ class FakeLLM:
                 if sampling.logprobs is not None:
                     output.logprobs = [self._position(char, sampling.logprobs)]
                 if sampling.prompt_logprobs is not None and position == 1:
-                    output.prompt_logprobs = [None] + [
-                        self._position(self.tokenizer.token_text(i)[0], sampling.prompt_logprobs)
-                        for i in ids[1:]
-                    ]
+                    output.prompt_logprobs = PromptPositions(
+                        [None, *ids[1:]],
+                        functools.partial(self._prompt_position, sampling.prompt_logprobs),
+                    )
                 stream.put(output)
                 stream.num_put += 1
             if failed:
                 return
+
+    def _prompt_position(self, count, token_id):
+        position = self._position(self.tokenizer.token_text(token_id)[0], count)
+        return self.behaviour.make_prompt_position(position)
 
     def _position(self, char, count):
         def logprob(text, value, rank):
