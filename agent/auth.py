@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagelet.process.watched import WatchedPath
-from pagelet.protocol.api_keys import bearer_key, key_digest
+from pagelet.protocol.api_keys import BadKey, bearer_key, check_key, key_digest
 
 _log = logging.getLogger(__name__)
 
@@ -16,11 +16,12 @@ class ApiKeys:
 
     A key file has one key a line; `#` starts a comment and empty lines are skipped. It is read
     again when it changes, as when Kubernetes updates a mounted Secret. While it cannot be
-    read the keys last seen stay in force; an empty file admits no one. Only digests are kept.
+    used the keys last seen stay in force; an empty file admits no one. Only digests are kept.
     """
 
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
-        """Raises `OSError` or `UnicodeDecodeError` if the file cannot be read."""
+        """Raises `OSError` or `UnicodeDecodeError` if the file cannot be read, and `BadKey` if it
+        holds what is none."""
         self._fixed = [key_digest(key) for key in keys]
         self._from_file: list[bytes] = []
         self._broken = False
@@ -35,7 +36,7 @@ class ApiKeys:
 
     @property
     def broken(self) -> bool:
-        """Whether the file cannot be read now, so that its last keys stay in force."""
+        """Whether the file cannot be used now, so that its last keys stay in force."""
         self._refresh()
         return self._broken
 
@@ -56,14 +57,20 @@ class ApiKeys:
             return
         try:
             self._read(self._watched.path)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, BadKey) as error:
             self._broken = True
-            _log.warning("API key file is not readable, the last keys stay in force: %s", error)
+            _log.warning("API key file cannot be used, the last keys stay in force: %s", error)
 
     def _read(self, file: Path) -> None:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        keys = [line.partition("#")[0].strip() for line in lines]
-        self._from_file = [key_digest(key) for key in keys if key]
+        digests = []
+        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+            if key := line.partition("#")[0].strip():
+                try:
+                    check_key(key)
+                except BadKey as error:
+                    raise BadKey(f"line {number}: {error}") from None
+                digests.append(key_digest(key))
+        self._from_file = digests
         self._broken = False
         if self._from_file:
             _log.info("read %d API keys", len(self._from_file))

@@ -30,6 +30,7 @@ from pagelet.process.child import ParentLink
 from pagelet.process.http_server import HTTPServer
 from pagelet.process.logs import configure_logging
 from pagelet.process.signals import CUT_OFF
+from pagelet.protocol.api_keys import BadKey
 from pagelet.protocol.config import EngineOptions
 from pagelet.protocol.errors import ModelSourceError
 
@@ -47,7 +48,7 @@ async def serve(launch: ApiLaunch, link: ParentLink) -> bool:
     )
     try:
         app = create_app(llm, settings, metrics)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, BadKey) as error:
         raise ConfigurationError(f"--api-key-file {settings.api_key_file}: {error}") from error
     server = HTTPServer(app)
     report = loop.create_task(_report_serving(server, llm, link))

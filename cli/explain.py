@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from pagelet.cli.api_key import checked_key
 from pagelet.process.output import output_console
 from pagelet.protocol.openai.errors import ErrorResponse
 from pagelet.router.explain_view import explain as render
@@ -37,6 +38,7 @@ def explain(
         str | None,
         typer.Option(
             envvar="PAGELET_API_KEY",
+            callback=checked_key,
             help="A key of the request's tenant, or of one that is an admin.",
             show_default=False,
         ),

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
+from pagelet.cli.api_key import checked_key
 from pagelet.cli.numbers import NumbersChecked
 from pagelet.cli.serve_checks import (
     check_lora,
@@ -71,6 +72,8 @@ def _parse_block_size(text: str) -> int:
 def _check_keys(keys: list[str] | None) -> list[str] | None:
     if keys and not all(key.strip() for key in keys):
         raise typer.BadParameter("an empty key would let everyone in; leave the option out instead")
+    for key in keys or ():
+        checked_key(key)
     return keys
 
 

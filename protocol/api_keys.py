@@ -7,6 +7,7 @@ request and let anyone exhaust the server with wrong keys.
 """
 
 import hashlib
+import re
 import secrets
 from typing import Final
 
@@ -17,6 +18,22 @@ PREFIX: Final = "pgl-"
 def new_key() -> str:
     """A key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
+
+
+class BadKey(ValueError):
+    """No request could present such a key. The message does not tell it."""
+
+
+def check_key(key: str) -> None:
+    """Raises `BadKey` for one that cannot stand in a header, behind a space."""
+    wrong = re.search("[^!-~]", key)
+    if wrong is not None:
+        raise BadKey(
+            f"character {wrong.start() + 1} of the key is no visible ASCII character, which no "
+            "header can carry as part of a key: take letters, digits and signs"
+        )
+    if not key:
+        raise BadKey("the key is empty")
 
 
 def key_digest(key: str) -> bytes:

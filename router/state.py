@@ -14,6 +14,7 @@ from pagelet.router.explain import Explanations
 from pagelet.router.metrics import RouterMetrics
 from pagelet.router.models import ModelTable, PoolRef
 from pagelet.router.proxy.retries import RetryBudget
+from pagelet.router.replica_key import ReplicaKey
 from pagelet.router.replicas.change_log import ChangeLog
 from pagelet.router.replicas.discovery import Discovery, FileDiscovery, StaticDiscovery
 from pagelet.router.replicas.kubernetes import ApiServer, EndpointSliceDiscovery
@@ -25,7 +26,7 @@ from pagelet.router.tenants.keys import TenantDirectory
 from pagelet.router.tenants.limits import Limiter
 from pagelet.router.tenants.salt import SaltDeriver
 from pagelet.router.tokens.tokeniser import Tokeniser
-from pagelet.router.upstream.connection import Headers, UpstreamError
+from pagelet.router.upstream.connection import UpstreamError
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class RouterState(OpenRequests):
         self.explanations: Explanations = before.explanations if before else Explanations()
         self.changes: ChangeLog = before.changes if before else ChangeLog()
         self.budget = RetryBudget(config.proxy.retry_budget)
-        self.replica_headers = _authorization(_path(config.replica_api_key_file))
+        self._replica_key = ReplicaKey(_path(config.replica_api_key_file))
+        self.replica_headers = self._replica_key.headers
         self.pools: dict[PoolRef, ReplicaPool] = {}
         self.tokenisers: dict[PoolRef, Tokeniser] = {}
         for route_number, route in enumerate(config.models):
@@ -85,15 +87,18 @@ class RouterState(OpenRequests):
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Looks for replicas, and after keys and replicas, until left."""
-        keys = asyncio.create_task(self.tenants.keep_fresh())
+        keys = [
+            asyncio.create_task(each.keep_fresh()) for each in (self.tenants, self._replica_key)
+        ]
         for pool in self.pools.values():
             pool.start()
         try:
             yield
         finally:
-            keys.cancel()
-            for task in self._loading.values():
+            for task in keys:
                 task.cancel()
+            for loading in self._loading.values():
+                loading.cancel()
             for pool in self.pools.values():
                 await pool.close()
             for tokeniser in self.tokenisers.values():
@@ -181,12 +186,3 @@ def discoveries_of(pool: Pool) -> list[Discovery]:
 
 def _path(name: str | None) -> Path | None:
     return None if name is None else Path(name)
-
-
-def _authorization(key_file: Path | None) -> Headers:
-    if key_file is None:
-        return []
-    key = key_file.read_text(encoding="utf-8", errors="replace").strip()
-    if len(key.split()) != 1 or not key.isascii():
-        raise ValueError(f"{key_file}: put one key there, which replicas take, and nothing else")
-    return [(b"authorization", b"Bearer " + key.encode())]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from pagelet.cli.api_key import checked_key
 from pagelet.cli.kubectl.kubectl import KubectlFailed, Target, forwarded
 
 app = typer.Typer(
@@ -28,7 +29,9 @@ Namespace = Annotated[
 Context = Annotated[str | None, typer.Option("--context", help="[default: kubectl's own]")]
 ApiKey = Annotated[
     str | None,
-    typer.Option(envvar="PAGELET_API_KEY", help="A tenant's key.", show_default=False),
+    typer.Option(
+        envvar="PAGELET_API_KEY", callback=checked_key, help="A tenant's key.", show_default=False
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="SERVICE")]
 

@@ -165,6 +165,8 @@ def test_keys_come_from_the_environment(captured: Captured) -> None:
         (["--step-timeout", "0"], "is not more than 0"),
         (["--api-key-file", "/no/such/file"], "does not exist"),
         (["--api-key", ""], "an empty key would let everyone in"),
+        (["--api-key", "good", "--api-key", "schlüssel"], "character 5 of the key is no visible"),
+        (["--api-key", "two words"], "character 4 of the key is no visible"),
         (["--served-model-name", "a", "--served-model-name", " "], "an empty name"),
         (["--cors-origin", "app.example"], "'app.example' is not an origin"),
         (["--cors-origin", "https://app.example/"], "SCHEME://HOST[:PORT]"),

@@ -569,3 +569,24 @@ def test_key_file_is_read_again(tmp_path, monkeypatch, caplog):
     assert "has no keys" in caplog.text
     assert keys.required
     assert not keys.broken
+
+
+@pytest.mark.parametrize("wrong", ["schlüssel", "two words", "a\tb", "a\x0bb", "\ufeffkey"])
+def test_what_no_header_can_carry_is_no_key(tmp_path, monkeypatch, wrong):
+    from pagelet.agent import auth
+    from pagelet.protocol.api_keys import BadKey
+
+    file = tmp_path / "keys"
+    file.write_text(f"# two keys\ngood\n{wrong}\n", encoding="utf-8")
+    with pytest.raises(BadKey, match="line 3: character") as caught:
+        auth.ApiKeys(file=file)
+    assert wrong not in str(caught.value)
+    clock = [0.0]
+    monkeypatch.setattr("pagelet.process.watched.time.monotonic", lambda: clock[0])
+    file.write_text("last # in force\r\n")
+    keys = auth.ApiKeys(file=file)
+    file.write_text(f"new\n{wrong}\n", encoding="utf-8")
+    clock[0] = 5
+    assert keys.identify("Bearer last")
+    assert keys.broken
+    assert keys.identify("Bearer new") is None

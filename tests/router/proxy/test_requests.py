@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from pagelet.protocol.router import RouterConfig, RoutingOptions
+from pagelet.router.replica_key import ReplicaKey
 from pagelet.router.state import RouterState
 from pagelet.router.tenants.counters import CounterTable
 from support.scripted_replica import ScriptedReplica, error, stream, whole
@@ -115,7 +116,9 @@ async def test_a_path_that_leads_elsewhere_reaches_no_replica(routed, tail) -> N
         assert not replica.asked
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"one\ntwo\n", b"# one\nkey", b"\xff", b"\xc3\xa4"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"one\ntwo\n", b"# one\nkey", b"\xff", b"\xc3\xa4", b"a\0b", b"a b"]
+)
 def test_a_file_without_one_key_for_replicas_is_refused(tmp_path, data) -> None:
     file = tmp_path / "key"
     file.write_bytes(data)
@@ -123,6 +126,41 @@ def test_a_file_without_one_key_for_replicas_is_refused(tmp_path, data) -> None:
     counters = CounterTable()
     with contextlib.closing(counters), pytest.raises(ValueError, match="put one key there"):
         RouterState(config, counters)
+
+
+async def test_a_new_key_for_replicas_is_taken_over(routed, tmp_path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("old\n")
+    replica = ScriptedReplica()
+
+    async def key_of_next_request():
+        assert (await fleet.post()).status_code == 200
+        return replica.asked[-1].headers["authorization"]
+
+    async with routed(replica, config={"replica_api_key_file": str(key_file)}) as fleet:
+        assert await key_of_next_request() == "Bearer old"
+        key_file.write_text("new\n")
+        async with asyncio.timeout(60):
+            while await key_of_next_request() != "Bearer new":  # noqa: ASYNC110  # a file
+                await asyncio.sleep(0.05)
+
+
+def test_the_last_key_for_replicas_stays_in_force(tmp_path, caplog) -> None:
+    file = tmp_path / "key"
+    file.write_text("first")
+    key = ReplicaKey(file)
+    held = key.headers
+    for broken in ("", "two words", None):
+        file.unlink()
+        if broken is not None:
+            file.write_text(broken)
+        caplog.clear()
+        key.refresh()
+        assert held == [(b"authorization", b"Bearer first")]
+        assert "the last stays in force" in caplog.text
+    file.write_text("second")
+    key.refresh()
+    assert held == [(b"authorization", b"Bearer second")]
 
 
 async def test_headers_are_the_routers_to_pass_on(routed, tmp_path) -> None:
