@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from pagelet.cli.api_key import checked_key
+from pagelet.cli.no_redirects import open_directly
 from pagelet.process.output import output_console
 from pagelet.protocol.openai.errors import ErrorResponse
 from pagelet.router.explain_view import explain as render
@@ -71,11 +72,16 @@ def _fetch(router: str, request_id: str, api_key: str | None) -> bytes:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-            data: bytes = response.read()
-            return data
+        with open_directly(request, _TIMEOUT) as response:
+            return response.read()
     except urllib.error.HTTPError as error:
         message = _message(error) or str(error)
+        if 300 <= error.code < 400:
+            elsewhere = " ".join(str(error.headers.get("Location")).split())
+            message = (
+                f"{router} sends to {elsewhere}, which is not followed with a key; say where the "
+                "router is with --router URL"
+            )
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         why = " ".join(str(cause).split())  # it may be what somebody else wrote

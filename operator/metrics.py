@@ -7,25 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from pagelet.operator.kube.reflector import Key
-from pagelet.protocol.exposition import Histogram, Scalar
+from pagelet.protocol.exposition import Family, Histogram, Scalar, render
 from pagelet.protocol.inference_service.status import ServiceStatus
 
 _SECONDS: Final = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
-_HELP: Final = {
-    "pagelet_operator_reconcile_seconds": ("histogram", "Time of one reconcile."),
-    "pagelet_operator_reconcile_errors_total": ("counter", "Reconciles that will be tried again."),
-    "pagelet_operator_applied_objects_total": ("counter", "Objects that were applied."),
-    "pagelet_operator_pruned_objects_total": ("counter", "Objects that were deleted."),
-    "pagelet_operator_api_requests_total": ("counter", "Requests to the API server."),
-    "pagelet_operator_queue_length": ("gauge", "Services that wait for a reconcile, or have one."),
-    "pagelet_operator_leader": ("gauge", "1 if this process is the one that acts."),
-    "pagelet_operator_rescales_total": ("counter", "Times that a service's scale was set."),
-    "pagelet_operator_unknown_demands": (
-        "gauge",
-        "Services that the operator scales whose routers do not all tell their demand.",
-    ),
-    "pagelet_operator_services": ("gauge", "InferenceServices by the status of a condition."),
-}
+_SERVICES: Final = "pagelet_operator_services"
 _CONDITIONS: Final = ("Ready", "Degraded", "Valid")
 
 
@@ -33,16 +19,46 @@ class Metrics:
     """Set and add; `render` writes Prometheus' text format."""
 
     def __init__(self) -> None:
-        self.seconds = Histogram("pagelet_operator_reconcile_seconds", [], _SECONDS)
-        self.errors = Scalar("pagelet_operator_reconcile_errors_total", [])
-        self.applied = Scalar("pagelet_operator_applied_objects_total", [])
-        self.pruned = Scalar("pagelet_operator_pruned_objects_total", [])
-        self.requests = Scalar("pagelet_operator_api_requests_total", [])
-        self.queue_length = Scalar("pagelet_operator_queue_length", [])
-        self.leader = Scalar("pagelet_operator_leader", [])
-        self.rescales = Scalar("pagelet_operator_rescales_total", [])
-        self.unknown_demands = Scalar("pagelet_operator_unknown_demands", [])
+        self._families: list[Family] = []
+        name = "pagelet_operator_reconcile_seconds"
+        self.seconds = Histogram(name, [], _SECONDS)
+        self._family(name, "histogram", "Time of one reconcile.").series.append(self.seconds)
+        self.errors = self._counter(
+            "reconcile_errors_total", "Reconciles that will be tried again."
+        )
+        self.applied = self._counter("applied_objects_total", "Objects that were applied.")
+        self.pruned = self._counter("pruned_objects_total", "Objects that were deleted.")
+        self.requests = self._counter("api_requests_total", "Requests to the API server.")
+        self.queue_length = self._gauge(
+            "queue_length", "Services that wait for a reconcile, or have one."
+        )
+        self.leader = self._gauge("leader", "1 if this process is the one that acts.")
+        self.rescales = self._counter("rescales_total", "Times that a service's scale was set.")
+        self.unknown_demands = self._gauge(
+            "unknown_demands",
+            "Services that the operator scales whose routers do not all tell their demand.",
+        )
+        self._services = self._family(
+            _SERVICES, "gauge", "InferenceServices by the status of a condition."
+        )
         self._statuses: dict[Key, dict[str, str]] = {}
+
+    def _counter(self, name: str, text: str) -> Scalar:
+        return self._scalar(name, "counter", text)
+
+    def _gauge(self, name: str, text: str) -> Scalar:
+        return self._scalar(name, "gauge", text)
+
+    def _scalar(self, name: str, kind: str, text: str) -> Scalar:
+        name = f"pagelet_operator_{name}"
+        made = Scalar(name, [])
+        self._family(name, kind, text).series.append(made)
+        return made
+
+    def _family(self, name: str, kind: str, text: str) -> Family:
+        made = Family(name, kind, text)
+        self._families.append(made)
+        return made
 
     @contextlib.contextmanager
     def reconciling(self) -> Iterator[None]:
@@ -67,28 +83,15 @@ class Metrics:
 
     def render(self) -> str:
         """All of them."""
-        lines: list[str] = []
-        series: list[Scalar | Histogram] = [
-            self.seconds, self.errors, self.applied, self.pruned, self.requests,
-            self.queue_length, self.leader, self.rescales, self.unknown_demands,
-        ]  # fmt: skip
-        for name, measured in zip(_HELP, series, strict=False):
-            lines += [*_head(name), *measured.lines()]
-        lines += _head("pagelet_operator_services")
         counts = Counter(
             (condition, status)
             for statuses in self._statuses.values()
             for condition, status in statuses.items()
         )
+        self._services.series.clear()
         for condition in _CONDITIONS:
             for status in ("True", "False"):
-                labels = [("condition", condition), ("status", status)]
-                sample = Scalar("pagelet_operator_services", labels)
+                sample = Scalar(_SERVICES, [("condition", condition), ("status", status)])
                 sample.value = counts[condition, status]
-                lines += sample.lines()
-        return "\n".join(lines) + "\n"
-
-
-def _head(name: str) -> list[str]:
-    kind, text = _HELP[name]
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+                self._services.series.append(sample)
+        return render(self._families).decode()

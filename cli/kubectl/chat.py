@@ -7,6 +7,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from pagelet.cli.no_redirects import open_directly
+
 Message = dict[str, str]
 
 
@@ -39,7 +41,7 @@ def stream(base: str, model: str, api_key: str | None, messages: list[Message]) 
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     request = urllib.request.Request(f"{base}/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request) as response:
+    with open_directly(request) as response:
         for line in response:
             data = line.decode().strip().removeprefix("data: ")
             if line.startswith(b"data: ") and data != "[DONE]":
