@@ -22,6 +22,7 @@ SPEAKING = ("engine", "agent", "kernels", "text", "process", "cli/serve.py", "cl
 """What a replica is made of."""
 NO_FIELD = {
     "--allow-lora-updates",
+    "--api-key-file",
     "--host",
     "--kv-events-endpoint",
     "--kv-events-replay-endpoint",
