@@ -18,6 +18,7 @@ from typing import Final
 
 import aiohttp
 import kopf
+from aiohttp.http_exceptions import LineTooLong
 
 from pagelet.operator.kube.resources import Object, Resource, resource_of
 
@@ -111,12 +112,11 @@ class Client:
             url, params=query, headers=self._headers(), timeout=timeout, read_bufsize=1 << 20
         ) as response:
             await _raise_for_status(response)
-            async for line in response.content:
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise _error(event["object"])
-                if event["type"] != "BOOKMARK":
-                    yield event["type"], event["object"]
+            async for kind, found in _events(response):
+                if kind == "ERROR":
+                    raise _error(found)
+                if kind != "BOOKMARK":
+                    yield kind, found
 
     async def apply(self, made: Object, *, force: bool) -> Object:
         """Server-side apply. Without `force` a field that someone else has set is an ApiError with
@@ -185,7 +185,10 @@ class Client:
             headers=headers,
         ) as response:
             await _raise_for_status(response)
-            answer: Object = await response.json()
+            try:
+                answer: Object = await response.json()
+            except ValueError as error:
+                raise aiohttp.ClientPayloadError(f"the answer is broken: {error}") from error
             return answer
 
     def _headers(self) -> dict[str, str]:
@@ -227,6 +230,19 @@ async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
     except ValueError:
         status = {}
     raise _error({"code": response.status, **status} if isinstance(status, dict) else {})
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Object]]:
+    lines = aiter(response.content)
+    while True:
+        try:
+            event = json.loads(await anext(lines))
+            kind, found = event["type"], event["object"]
+        except StopAsyncIteration:
+            return
+        except (ValueError, KeyError, TypeError, LineTooLong) as error:
+            raise aiohttp.ClientPayloadError(f"a line of a watch is broken: {error!r}") from error
+        yield kind, found
 
 
 def _error(status: Object) -> ApiError:

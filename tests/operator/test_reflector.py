@@ -1,10 +1,16 @@
 """What is known of the cluster, from lists, watches and our own changes in any order."""
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pagelet.operator.kube.client import ApiError, NotFound
+import kopf
+import pytest
+from aiohttp import web
+
+from pagelet.operator.kube.client import ApiError, Client, NotFound
 from pagelet.operator.kube.reflector import Reflector
 from pagelet.operator.kube.resources import DEPLOYMENTS, Object
 
@@ -99,3 +105,63 @@ async def test_our_own_change_is_not_undone_by_news_from_before_it() -> None:
     reflector.saw(made("a", 7, 2))  # the answer to an apply
     reflector.saw(made("a", 5, 1))  # a watch that lags
     assert reflector.objects["n", "a"]["value"] == 2
+
+
+def listed(version: int) -> bytes:
+    metadata = {"resourceVersion": str(version)}
+    return json.dumps({"metadata": metadata, "items": [made("a", version)]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("act", "broken"),
+    [
+        ("list", b'{"metadata": {"resour'),
+        ("list", b"\xff"),
+        ("watch", b'{"type": "MODIFIED", "obj'),
+        ("watch", b"\xff"),
+        ("watch", b"[]"),
+        ("watch", b"1"),
+        ("watch", b'{"type": "ADDED"}'),
+        pytest.param("watch", b" " * (3 << 20), id="too long"),
+    ],
+)
+async def test_a_broken_answer_is_made_good_by_the_next_list(
+    act: str, broken: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagelet.operator.kube.reflector._FIRST_PAUSE", 0.01)
+    acts = [broken, listed(2)] if act == "list" else [listed(1), broken + b"\n", listed(2)]
+    over, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        if not acts:
+            over.set()
+            await ended.wait()
+            return web.Response()
+        return web.Response(body=acts.pop(0), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    client = Client(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}"))
+    versions: list[str] = []
+
+    def changed(_: Object | None, after: Object | None) -> None:
+        versions.append(after["metadata"]["resourceVersion"] if after else "gone")
+
+    running = asyncio.ensure_future(Reflector(client, DEPLOYMENTS, None, changed).run())
+    waiting = asyncio.ensure_future(over.wait())
+    try:
+        await asyncio.wait((running, waiting), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert not running.done(), running.exception()
+        assert versions == (["2"] if act == "list" else ["1", "2"])
+    finally:
+        ended.set()
+        for task in (running, waiting):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await client.close()
+        await runner.cleanup()
