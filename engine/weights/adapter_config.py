@@ -20,6 +20,11 @@ from pagelet.protocol.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraAdapter
 _TENSOR: Final = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
+_REPEATS: Final = re.compile(r"[*+?{]")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+?{]")
+_MOST_REPEATS: Final = 3
+_MOST_CHOICES: Final = 8
+_LONGEST_PATTERN: Final = 256
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -48,6 +53,17 @@ class AdapterScaling:
 
 def _ends_with(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})")
+
+
+def _is_quick(pattern: str) -> bool:
+    """Whether it is matched in a time that does not grow without bound: `(a+)+` and its like would
+    hold the engine up for ever."""
+    return (
+        len(pattern) <= _LONGEST_PATTERN
+        and len(_REPEATS.findall(pattern)) <= _MOST_REPEATS
+        and pattern.count("|") <= _MOST_CHOICES
+        and not _REPEATED_GROUP.search(pattern)
+    )
 
 
 def tensor_place(name: str) -> tuple[str, Literal["A", "B"]] | None:
@@ -85,6 +101,12 @@ def read_scaling(folder: Path) -> AdapterScaling:
             raise ModelSourceError(
                 f"{path}: `alpha_pattern` has {pattern!r}, which is no regular expression: {error}"
             ) from error
+        if not _is_quick(pattern):
+            raise ModelSourceError(
+                f"{path}: `alpha_pattern` has {pattern[:80]!r}, which may take for ever to match: "
+                f"name the modules, with {_MOST_REPEATS} of * + ? {{ and {_MOST_CHOICES} of | at "
+                f"most, no group repeated, in {_LONGEST_PATTERN} characters"
+            )
     by_root = bool(config.get("use_rslora"))
     return AdapterScaling(fields.number("lora_alpha"), alphas, by_root)
 

@@ -8,7 +8,7 @@ import torch
 
 from pagelet.engine.layers import lora as lora_module
 from pagelet.engine.runner.model_runner import ModelRunner
-from pagelet.engine.weights.adapter_config import read_adapter
+from pagelet.engine.weights.adapter_config import read_adapter, read_scaling
 from pagelet.kernels.lora import add_adapters
 from pagelet.protocol.config import LoraOptions
 from pagelet.protocol.errors import ModelSourceError
@@ -198,6 +198,33 @@ def test_an_alpha_pattern_that_is_no_regular_expression_is_refused(pattern, tmp_
     save_adapter(tmp_path, model, 0, 4, ("q_proj",), alpha_pattern={pattern: 3})
     with pytest.raises(ModelSourceError, match="no regular expression"):
         read_adapter("a", tmp_path, tiny_config(model), 8)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(.+)+x", "(?:a|a)*x", "(.?){50}x", ".*" * 9 + "x", "(.|.)" * 30 + "x", ".?" * 40, "a" * 999],
+)
+def test_an_alpha_pattern_that_may_match_for_ever_is_refused(pattern, tmp_path):
+    model = tiny_transformers_model("Llama")
+    save_adapter(tmp_path, model, 0, 4, ("q_proj",), alpha_pattern={pattern: 3})
+    with pytest.raises(ModelSourceError, match="may take for ever to match: name the modules"):
+        read_adapter("a", tmp_path, tiny_config(model), 8)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "q_proj",
+        "layers.0.self_attn.q_proj",
+        r"model\.layers\.\d+\.self_attn\..*",
+        r".*\.(0|1|2[0-9])\.self_attn\.(q|k|v)_proj",
+    ],
+)
+def test_alpha_patterns_as_people_write_them_are_taken(pattern, tmp_path):
+    model = tiny_transformers_model("Llama")
+    save_adapter(tmp_path, model, 0, 4, ("q_proj",), alpha_pattern={pattern: 3})
+    scaling = read_scaling(tmp_path)
+    assert scaling.factor("model.layers.0.self_attn.q_proj", 4) == 3 / 4
 
 
 def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):
