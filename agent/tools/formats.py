@@ -54,7 +54,7 @@ HERMES: Final = ToolFormat(
 )
 MISTRAL: Final = ToolFormat(
     "mistral",
-    lambda names: MistralParser(),
+    MistralParser,
     strict.mistral_calls,
     Spelling(
         begin=lambda name: f'{{"name": {name}, "arguments": ',

@@ -1,5 +1,7 @@
 """Formats whose calls stand between marks in the text: Hermes, Qwen, Mistral."""
 
+from collections.abc import Collection
+
 from pagelet.agent.tools.events import CallArguments, CallBegin, Content, Event, held_back
 from pagelet.agent.tools.json_call import JsonCall, JsonValue
 
@@ -113,12 +115,14 @@ class HermesParser:
 
 class MistralParser:
     """`[TOOL_CALLS]` and a JSON array of calls, or, in newer models, a name and its arguments, each
-    after a mark of its own. All that follows the mark is calls, or else text."""
+    after a mark of its own. All that follows the mark is calls, or else text; what stands before
+    `{` and names none of the tools calls nothing."""
 
     _BEGIN = "[TOOL_CALLS]"
     _ARGS, _ID = "[ARGS]", "[CALL_ID]"
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._text = TextBetween()
         self._pending = ""
         self._in_calls = False
@@ -127,6 +131,8 @@ class MistralParser:
         self._call: JsonCall | None = None
         self._name = ""
         self._arguments: JsonValue | None = None
+        self._calls = False
+        """Whether the arguments are those of a tool."""
 
     def push(self, text: str) -> list[Event]:
         """See `ToolParser`."""
@@ -158,15 +164,16 @@ class MistralParser:
             if self._call.ended or self._call.broken:
                 self._call = None
         elif self._arguments is not None:
-            if self._arguments.push(char):
+            if self._arguments.push(char) and self._calls:
                 events = [CallArguments(char)]
             if self._arguments.ended:
                 self._arguments = None
         elif char == "{" and self._name:
-            name = self._name.removesuffix(self._ARGS).partition(self._ID)[0]
+            name = self._name.removesuffix(self._ARGS).partition(self._ID)[0].strip()
             self._name, self._arguments = "", JsonValue()
             self._arguments.push(char)
-            events = [CallBegin(name.strip()), CallArguments(char)]
+            self._calls = name in self._names
+            events = [CallBegin(name), CallArguments(char)] if self._calls else []
         elif char == "{":
             self._call = JsonCall()
             events = self._call.push(char)

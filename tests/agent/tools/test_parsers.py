@@ -111,6 +111,9 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
         [ADD, WEATHER],
     ),
     ("mistral", "a [TOOL_CALL", "*", []),
+    ("mistral", '[TOOL_CALLS]I would send {"a": 1} there', "*", []),
+    ("mistral", '[TOOL_CALLS]unknown[ARGS]{"a": {"b": 1}}', "*", []),
+    ("mistral", f'[TOOL_CALLS]x{{"a": 1}}[TOOL_CALLS]add[ARGS]{json.dumps(ADD[1])}', "", [ADD]),
     ("gemma", f"Now:\n```tool_code\n{python(ADD)}\n```\n", "Now:", [ADD]),
     (
         "gemma",
