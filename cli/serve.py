@@ -1,6 +1,5 @@
 """`pagelet serve MODEL`: options to configuration, then over to the supervisor."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,10 +7,12 @@ import msgspec
 import typer
 
 from pagelet.agent.settings import LogFormat, LogLevel, ServeSettings, ToolCallParser
-from pagelet.cli.api_key import checked_key
 from pagelet.cli.numbers import NumbersChecked
 from pagelet.cli.serve_checks import (
+    check_keys,
     check_lora,
+    check_names,
+    check_origins,
     check_positive,
     check_share,
     parse_lora_module,
@@ -42,9 +43,6 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _CACHE, _SCHEDULER, _PARALLEL = CacheOptions(), SchedulerOptions(), ParallelOptions()
 _LORA = LoraOptions()
 _SIMULATED, _SERVE = SimulatedRunnerOptions(), ServeSettings()
-_ORIGIN = re.compile(
-    r"\*|[a-z][a-z0-9+.-]*://([^/\s:@?#\[\]]+|\[[0-9a-f:]+\])(:\d+)?", re.IGNORECASE
-)
 
 
 def _parse_size(text: str) -> int:
@@ -67,30 +65,6 @@ def _parse_block_size(text: str) -> int:
     if text not in ("8", "16", "32", "64", "128"):
         raise typer.BadParameter(f"{text} is not one of 8, 16, 32, 64 and 128")
     return int(text)
-
-
-def _check_keys(keys: list[str] | None) -> list[str] | None:
-    if keys and not all(key.strip() for key in keys):
-        raise typer.BadParameter("an empty key would let everyone in; leave the option out instead")
-    for key in keys or ():
-        checked_key(key)
-    return keys
-
-
-def _check_names(names: list[str] | None) -> list[str] | None:
-    if names and not all(name.strip() for name in names):
-        raise typer.BadParameter("an empty name could not be asked for; leave the option out")
-    return names
-
-
-def _check_origins(origins: list[str] | None) -> list[str] | None:
-    for origin in origins or ():
-        if not _ORIGIN.fullmatch(origin):
-            raise typer.BadParameter(
-                f"{origin!r} is not an origin as browsers send it; write SCHEME://HOST[:PORT], "
-                "such as https://app.example.com, or * for all"
-            )
-    return origins
 
 
 def _check_together(
@@ -129,7 +103,7 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            callback=_check_names,
+            callback=check_names,
             help="Name that requests may use; give it again for aliases. Answers have the first. "
             "[default: from MODEL]",
         ),
@@ -138,7 +112,7 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="PAGELET_API_KEY",
-            callback=_check_keys,
+            callback=check_keys,
             help="Key that requests must present; give it again for more. Other users of the "
             "machine see a command line: better use the variable or a file. [default: none asked]",
         ),
@@ -181,7 +155,7 @@ def serve(
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            callback=_check_origins,
+            callback=check_origins,
             help="Origin that browsers may call from, SCHEME://HOST[:PORT] or *; give it again for "
             "more. [default: none]",
         ),

@@ -1,8 +1,42 @@
-"""What `pagelet serve` checks of shares, and of options for scores and adapters."""
+"""What `pagelet serve` checks of single options, and of those of adapters together."""
+
+import re
 
 import typer
 
+from pagelet.cli.api_key import checked_key
 from pagelet.protocol.config import LoraOptions
+
+_ORIGIN = re.compile(
+    r"\*|[a-z][a-z0-9+.-]*://([^/\s:@?#\[\]]+|\[[0-9a-f:]+\])(:\d+)?", re.IGNORECASE
+)
+
+
+def check_keys(keys: list[str] | None) -> list[str] | None:
+    """Of clients; a header can carry each."""
+    if keys and not all(key.strip() for key in keys):
+        raise typer.BadParameter("an empty key would let everyone in; leave the option out instead")
+    for key in keys or ():
+        checked_key(key)
+    return keys
+
+
+def check_names(names: list[str] | None) -> list[str] | None:
+    """Names of the served model."""
+    if names and not all(name.strip() for name in names):
+        raise typer.BadParameter("an empty name could not be asked for; leave the option out")
+    return names
+
+
+def check_origins(origins: list[str] | None) -> list[str] | None:
+    """Of pages that may ask from a browser."""
+    for origin in origins or ():
+        if not _ORIGIN.fullmatch(origin):
+            raise typer.BadParameter(
+                f"{origin!r} is not an origin as browsers send it; write SCHEME://HOST[:PORT], "
+                "such as https://app.example.com, or * for all"
+            )
+    return origins
 
 
 def check_share(value: float | None) -> float | None:
