@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from pagelet.bench.gpu_check.check import Check
-from pagelet.bench.offline.limits import MachineLimits, ReadMeter
+from pagelet.bench.offline.limits import MachineLimits
 from pagelet.bench.offline.measure import Sizes, engine_options, measure_core
 from pagelet.bench.offline.model_cost import ModelCost
 from pagelet.bench.progress import Progress
@@ -33,10 +33,9 @@ def check_throughput(
     options = engine_options(model, sizes)
     options.device = device
     cost = ModelCost(config, kind, 8.0 * getattr(torch, kind).itemsize)
-    meter = ReadMeter(torch.device(device))
     executor = InprocExecutor(lambda: ModelRunner(options, config, None, sizes.max_model_len))
     with contextlib.closing(EngineCore(options, executor, sizes.max_model_len)) as core:
-        for found in measure_core(core, sizes, cost, limits, progress, meter):
+        for found in measure_core(core, sizes, cost, limits, progress):
             words = f"{found.tokens_per_second:,.0f} tokens/s"
             if found.step_ms is not None:
                 words += f", {found.step_ms:,.2f} ms a step"

@@ -138,8 +138,9 @@ def measure(
     Raises `ConfigurationError` if the model cannot be loaded so.
     """
     with contextlib.closing(build_core(options, progress)) as core:
-        meter = ReadMeter(choose_device(options.device))
-        yield from measure_core(core, sizes, cost, limits, progress, meter)
+        device = choose_device(options.device)
+        read_rate = ReadMeter(device).rate if device.type == "cpu" else None
+        yield from measure_core(core, sizes, cost, limits, progress, read_rate)
 
 
 def measure_core(
@@ -148,9 +149,12 @@ def measure_core(
     cost: ModelCost,
     limits: MachineLimits,
     progress: Progress,
-    meter: ReadMeter,
+    read_rate: Callable[[], float] | None = None,
 ) -> Iterator[Measured]:
-    """As `measure`, of an engine core that has loaded its model."""
+    """As `measure`, of an engine core that has loaded its model. `read_rate` measures what memory
+    gives at the moment; without it that of `limits` stands, as on a GPU, which no other work slows
+    from second to second and whose memory is the engine's."""
+    read_rate = read_rate or (lambda: limits.read_bytes)
     gemm = limits.gemm(cost.kind)
     source = _Requests(core, cost.config.vocab_size)
     progress("warming up")
@@ -168,7 +172,7 @@ def measure_core(
             gemm and flops / gemm,
         )
         progress(f"decode of {batch}")
-        seconds, possible = source.decode(batch, sizes.prompt_len, sizes.decode_steps, meter.rate)
+        seconds, possible = source.decode(batch, sizes.prompt_len, sizes.decode_steps, read_rate)
         context = sizes.prompt_len + _WARM_UP_STEPS + sizes.decode_steps // 2
         flops = cost.decode_flops(batch, context) / seconds
         read = cost.decode_bytes(batch, context) / seconds
@@ -214,21 +218,21 @@ class _Requests:
             started.update(output.request_id for output in self._core.step().outputs)
         for _ in range(_WARM_UP_STEPS):
             self._core.step()
-        turns, given = [], []
+        spent, tokens, given = 0.0, 0, []
         for steps in _turns(num_steps):
             rate = read_rate()
             with _quiet():
                 begin = time.perf_counter()
-                tokens = 0
+                drawn = 0
                 for _ in range(steps):
-                    tokens += sum(len(out.new_token_ids) for out in self._core.step().outputs)
-                seconds = (time.perf_counter() - begin) * batch / tokens
-            turns += [seconds] * steps
-            given.append(rate * seconds)
+                    drawn += sum(len(out.new_token_ids) for out in self._core.step().outputs)
+                seconds = time.perf_counter() - begin
+            given.append(rate * seconds * batch / drawn)
+            spent, tokens = spent + seconds, tokens + drawn
         self._core.abort_all()
         while self._core.has_work:
             self._core.step()
-        return statistics.fmean(turns), statistics.median(given)
+        return spent * batch / tokens, statistics.median(given)
 
     def _add(self, batch: int, prompt_len: int, max_tokens: int) -> None:
         for _ in range(batch):

@@ -20,7 +20,7 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 
 // Weights come from memory once. Their lines are asked for this many bytes ahead, and into L2: the
 // panels of a tile that begin in the same sets of L1 would drive one another out of it. Each panel's
-// are asked for in ascending order, which brings a quarter more of memory than one that goes back.
+// are asked for in ascending order, which hardware prefetchers follow.
 constexpr int kPrefetchBytes = 2048;
 PAGELET_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -1,6 +1,7 @@
 """A server process that cannot be started, or ends, is started again."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,19 @@ from pagelet.local.log_files import RotatingLog
 from pagelet.local.rollout import Phase
 from pagelet.local.server import Server
 from support.idle_process import IdleProcess
+
+
+def make_server(folder: Path, on_change: Callable[[], None] = lambda: None) -> Server:
+    return Server(
+        "router",
+        [],
+        1,
+        RotatingLog(folder / "router.log"),
+        environment={},
+        startup_seconds=60,
+        drain_seconds=1,
+        on_change=on_change,
+    )
 
 
 async def test_one_for_which_nothing_is_left_is_started_when_there_is(
@@ -27,16 +41,7 @@ async def test_one_for_which_nothing_is_left_is_started_when_there_is(
         return IdleProcess()
 
     monkeypatch.setattr(module.Command, "start", start)
-    server = Server(
-        "router",
-        [],
-        1,
-        RotatingLog(tmp_path / "router.log"),
-        environment={},
-        startup_seconds=60,
-        drain_seconds=1,
-        on_change=lambda: phases.append((server.phase, server.reason)),
-    )
+    server = make_server(tmp_path, lambda: phases.append((server.phase, server.reason)))
     server.begin()
     async with asyncio.timeout(60):
         await runs.wait()
@@ -84,16 +89,7 @@ async def test_one_that_falls_silent_is_killed_and_started_again(
     monkeypatch.setattr(module, "_STARTING_POLL_SECONDS", 0.0)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(module, "Silence", SlowSilence)
-    server = Server(
-        "router",
-        [],
-        1,
-        RotatingLog(tmp_path / "router.log"),
-        environment={},
-        startup_seconds=60,
-        drain_seconds=1,
-        on_change=lambda: None,
-    )
+    server = make_server(tmp_path)
     server.begin()
     async with asyncio.timeout(60):
         await lives_again.wait()

@@ -20,6 +20,7 @@ from pagelet.process.half_closed import HalfClosedProtocol
 from support.router_thread import router_thread
 
 from .fake_llm import FakeLLM
+from .thinking_llm import make_thinking_llm
 
 
 class RunningServer:
@@ -167,6 +168,13 @@ def server(request, serve):
 def keeper(serve):
     """A server that keeps responses."""
     return serve(response_store=1 << 20)
+
+
+@pytest.fixture
+def thinking_keeper():
+    """The same, of a model that thinks and calls."""
+    with serving(make_thinking_llm, response_store=1 << 20) as server:
+        yield server
 
 
 def open_request(server, body, path="/v1/chat/completions"):

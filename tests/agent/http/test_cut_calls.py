@@ -5,7 +5,7 @@ import json
 import pytest
 
 from .conftest import serving
-from .thinking_llm import CALL, LOOK_UP, ThinkingLLM
+from .thinking_llm import CALL, LOOK_UP, make_thinking_llm
 
 ASK = [{"role": "user", "content": "Why?"}]
 FUNCTION = {"name": "look_up", "parameters": LOOK_UP}
@@ -17,10 +17,7 @@ CUTS = [1, 12, 20, BEGIN, BEGIN + 1, WHOLE - 1, WHOLE, len(CALL) - 1]
 
 @pytest.fixture(scope="module")
 def server():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    with serving(make_llm) as server:
+    with serving(make_thinking_llm) as server:
         yield server
 
 

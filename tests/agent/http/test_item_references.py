@@ -8,9 +8,7 @@ import pytest
 from pagelet.agent.http.responses.store import ResponseStore
 from pagelet.protocol.openai.response_object import OutputMessage
 
-from .conftest import serving
-from .test_stored_responses import TEXT, prompt_of, respond
-from .thinking_llm import ThinkingLLM
+from .test_stored_responses import TEXT, TOOL, prompt_of, respond
 
 
 @pytest.fixture
@@ -37,26 +35,19 @@ def test_items_are_in_the_places_of_their_references(keeper, client):
         assert [item.content[0].text for item in told] == ["one", TEXT, "two"]
 
 
-def test_calls_and_thinking_can_be_referred_to():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    tool = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-    with (
-        serving(make_llm, response_store=1 << 20) as keeper,
-        keeper.openai(max_retries=0) as client,
-    ):
-        first = respond(client, input="Why?", tools=[tool])
+def test_calls_and_thinking_can_be_referred_to(thinking_keeper):
+    with thinking_keeper.openai(max_retries=0) as client:
+        first = respond(client, input="Why?", tools=[TOOL])
         result = {
             "type": "function_call_output",
             "call_id": first.output[-1].call_id,
             "output": "found",
         }
         items = [{"role": "user", "content": "Why?"}, *(reference(i.id) for i in first.output)]
-        respond(client, input=[*items, result], tools=[tool])
-        by_reference = keeper.llm.rendered[-1]
-        respond(client, input=[result], previous_response_id=first.id, tools=[tool])
-        assert by_reference == keeper.llm.rendered[-1]
+        respond(client, input=[*items, result], tools=[TOOL])
+        by_reference = thinking_keeper.llm.rendered[-1]
+        respond(client, input=[result], previous_response_id=first.id, tools=[TOOL])
+        assert by_reference == thinking_keeper.llm.rendered[-1]
 
 
 def test_what_is_not_kept_cannot_be_referred_to(client, serve):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from .conftest import DIRECT_AND_IMPATIENTLY_ROUTED, DIRECT_AND_ROUTED, serving
-from .thinking_llm import LOOK_UP, ThinkingLLM
+from .thinking_llm import LOOK_UP, make_thinking_llm
 
 TEXT = "Hello, wörld!"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -27,10 +27,7 @@ def client(server):
 
 @pytest.fixture
 def thinking():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    with serving(make_llm) as server:
+    with serving(make_thinking_llm) as server:
         yield server
 
 

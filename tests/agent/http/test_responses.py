@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from .conftest import DIRECT_AND_IMPATIENTLY_ROUTED, DIRECT_AND_ROUTED, serving
-from .thinking_llm import LOOK_UP, ThinkingLLM
+from .thinking_llm import LOOK_UP, make_thinking_llm
 
 TEXT = "Hello, wörld!"
 TOOL = {"type": "function", "name": "look_up", "parameters": LOOK_UP}
@@ -21,10 +21,7 @@ def client(server):
 
 @pytest.fixture
 def thinking():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    with serving(make_llm) as server:
+    with serving(make_thinking_llm) as server:
         yield server
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from pagelet.agent.http.responses.store import MOST_SECONDS, ResponseStore
 
-from .conftest import serving
-from .thinking_llm import ANSWER, ThinkingLLM
+from .thinking_llm import ANSWER
 
 TEXT = "Hello, wörld!"
+TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 
 
 @pytest.fixture
@@ -95,38 +95,24 @@ def test_a_conversation_has_an_end(serve):
     assert "too many items" in error["message"]
 
 
-def test_calls_and_thinking_go_on():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    tool = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-    with (
-        serving(make_llm, response_store=1 << 20) as keeper,
-        keeper.openai(max_retries=0) as client,
-    ):
-        first = respond(client, tools=[tool])
+def test_calls_and_thinking_go_on(thinking_keeper):
+    with thinking_keeper.openai(max_retries=0) as client:
+        first = respond(client, tools=[TOOL])
         call = first.output[-1]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
-        respond(client, input=[result], previous_response_id=first.id, tools=[tool])
-    messages = keeper.llm.rendered[-1][0]
+        respond(client, input=[result], previous_response_id=first.id, tools=[TOOL])
+    messages = thinking_keeper.llm.rendered[-1][0]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[1]["reasoning_content"] == "Let me see."
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
 
 
-def test_a_call_that_was_cut_off_does_not_go_on():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    tool = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-    with (
-        serving(make_llm, response_store=1 << 20) as keeper,
-        keeper.openai(max_retries=0) as client,
-    ):
-        first = respond(client, tools=[tool], max_output_tokens=len(ANSWER) - 20)
+def test_a_call_that_was_cut_off_does_not_go_on(thinking_keeper):
+    with thinking_keeper.openai(max_retries=0) as client:
+        first = respond(client, tools=[TOOL], max_output_tokens=len(ANSWER) - 20)
         assert (first.output[-1].type, first.output[-1].status) == ("function_call", "incomplete")
-        respond(client, input="two", previous_response_id=first.id, tools=[tool])
-    messages = keeper.llm.rendered[-1][0]
+        respond(client, input="two", previous_response_id=first.id, tools=[TOOL])
+    messages = thinking_keeper.llm.rendered[-1][0]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["reasoning_content"] == "Let me see."
     assert not messages[1].get("tool_calls")

@@ -10,7 +10,7 @@ from pagelet.engine.sampling_request import RequestedSampling, SamplingBuilder
 from pagelet.kernels.sample import sample
 
 from .conftest import DIRECT_AND_ROUTED, serving
-from .thinking_llm import LOOK_UP, ThinkingLLM
+from .thinking_llm import LOOK_UP, make_thinking_llm
 
 ASK = [{"role": "user", "content": "Why?"}]
 FUNCTIONS = [
@@ -144,10 +144,7 @@ def test_no_share_of_the_probability_leaves_the_likeliest_token(server):
 
 @pytest.fixture
 def thinker():
-    async def make_llm(metrics):
-        return ThinkingLLM(metrics)
-
-    with serving(make_llm) as server:
+    with serving(make_thinking_llm) as server:
         yield server
 
 

@@ -31,3 +31,8 @@ class ThinkingLLM(FakeLLM):
     async def render_chat(self, messages, *, add_special_tokens, **options):
         self.rendered.append((messages, options))
         return await super().render_chat(messages, add_special_tokens=add_special_tokens, **options)
+
+
+async def make_thinking_llm(metrics):
+    """For `serving`."""
+    return ThinkingLLM(metrics)
